@@ -1,0 +1,25 @@
+#include "cpp/base/aligned_buffer.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+namespace llmsrv {
+namespace {
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+}  // namespace
+
+// Pages come straight from the system: they are zero, touched by their first user, and go back whole.
+AlignedBuffer::AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  if (bytes >= kHugePageBytes) madvise(memory, bytes, MADV_HUGEPAGE);  // a hint; small pages work as well
+  data_ = static_cast<std::byte*>(memory);
+}
+
+AlignedBuffer::~AlignedBuffer() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+}  // namespace llmsrv

@@ -1,0 +1,49 @@
+// The outcome of an operation that may be refused. Codes are gRPC's, so that one table maps core -> gRPC -> HTTP.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llmsrv {
+
+enum class StatusCode : int {
+  kOk = 0,
+  kCancelled = 1,
+  kInvalidArgument = 3,
+  kDeadlineExceeded = 4,
+  kNotFound = 5,
+  kAlreadyExists = 6,
+  kResourceExhausted = 8,
+  kFailedPrecondition = 9,
+  kUnimplemented = 12,
+  kInternal = 13,
+  kUnavailable = 14,
+};
+
+// One field of a request that breaks a rule. `field` is its path in the proto, for example "sampling.top_p".
+struct Violation {
+  std::string field;
+  std::string description;
+};
+
+class Status {
+ public:
+  Status() = default;  // OK
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  // INVALID_ARGUMENT that names every violation. REQUIRES: !violations.empty()
+  static Status invalid(std::vector<Violation> violations);
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  const std::vector<Violation>& violations() const { return violations_; }
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+  std::vector<Violation> violations_;
+};
+
+}  // namespace llmsrv

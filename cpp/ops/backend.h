@@ -1,0 +1,133 @@
+// The operations a device provides to the model. One comment = one formula and its shapes.
+//
+// Shapes are checked here, once for all backends (ops_check.cc); a backend implements only the do_* functions.
+// Promise P3 binds every backend: row t of a result is a function of row t's own inputs and length. The order of its
+// floating-point operations never depends on the number of rows, on the split over threads or on its neighbours.
+// Thread rule: one caller at a time (the engine thread). No operation allocates after reserve().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cpp/base/types.h"
+#include "cpp/quant/packed_matrix.h"
+#include "cpp/tensor/tensor_view.h"
+
+namespace llmsrv {
+
+// Heads of an attention layer. `heads` is a multiple of `kv_heads` (grouped queries).
+struct HeadShape {
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int query_cols() const { return heads * head_dim; }
+  int kv_cols() const { return kv_heads * head_dim; }
+  int qkv_cols() const { return query_cols() + 2 * kv_cols(); }
+};
+
+// The keys and values of one layer: `blocks` blocks of `block_size` tokens, back to back. The layout inside a block is
+// the backend's own; kv_block_bytes() tells its size.
+struct KvLayer {
+  std::byte* data = nullptr;
+  int blocks = 0;
+  int block_size = 0;
+  DType dtype = DType::kBf16;
+  std::size_t block_bytes = 0;  // of this layer
+};
+
+// Where one token's key and value go.
+struct KvSlot {
+  BlockId block;
+  int offset;  // in [0, block_size)
+};
+
+// One sequence's rows in a step: a prompt chunk or a single decode token.
+struct AttentionRange {
+  int first_row = 0;       // first row of this sequence in the step
+  int row_count = 0;       // rows; row i is at position context_len - row_count + i
+  int context_len = 0;     // tokens in the cache, this step's rows included
+  const BlockId* blocks = nullptr;  // ceil(context_len / block_size) ids
+};
+
+// cos and sin of every position and frequency: [positions, head_dim / 2] each.
+struct RopeTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int positions = 0;
+};
+
+// The largest step that will ever be asked for.
+struct StepLimits {
+  int tokens = 0;       // rows of a step
+  int sequences = 0;    // ranges of a step
+  int context_len = 0;  // longest context
+  int hidden_cols = 0;  // widest activation
+  HeadShape shape;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // What runs, for people: "cpu (avx512, 2 threads)".
+  virtual std::string description() const = 0;
+
+  // Bytes of workspace that reserve() takes for these limits.
+  virtual std::size_t workspace_bytes(const StepLimits& limits) const = 0;
+  // Takes all memory that later calls within `limits` need.
+  virtual void reserve(const StepLimits& limits) = 0;
+
+  // Bytes of one block of one layer.
+  virtual std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const = 0;
+
+  // out[t, :] = table[ids[t], :].   table: [vocab, hidden], out: [tokens, hidden].  REQUIRES: 0 <= ids[t] < vocab
+  void embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out);
+
+  // out[t, i] = in[t, i] * weight[i] / sqrt(mean_j(in[t, j]^2) + eps).   in, out: [tokens, hidden]; may alias.
+  void rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out);
+
+  // out[t, n] (+)= sum_k in[t, k] * weight[n, k] + bias[n].   in: [tokens, K], weight: [N, K], out: [tokens, N].
+  // The sum runs over k in ascending order in one float accumulator per output. `bias` is empty or N long.
+  enum class Accumulate { kStore, kAdd };
+  void linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode, TensorView out);
+
+  // Rotates queries and keys of row t by position positions[t], in place, and stores its key and value in slot slots[t].
+  // The rotation pairs element i with i + head_dim / 2 (the half-split form):
+  //   x'[i] = x[i] cos - x[i + d/2] sin;   x'[i + d/2] = x[i + d/2] cos + x[i] sin.
+  // qkv: [tokens, (heads + 2 kv_heads) * head_dim]: queries, keys, values.
+  void rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
+                         std::span<const std::int32_t> positions, std::span<const KvSlot> slots, const KvLayer& cache);
+
+  // Causal attention of each row over its own sequence's cache, grouped queries:
+  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group],  j in [max(0, p - window + 1), p],
+  // p the position of row t; without a window, j in [0, p].  qkv as above (only the queries are read),
+  // out: [tokens, heads * head_dim].
+  struct AttentionOptions {
+    float scale = 1.0f;
+    std::optional<int> window;  // tokens a row sees, itself included
+  };
+  void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
+                       std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);
+
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).   gate_up: [tokens, 2 F], out: [tokens, F].
+  void silu_mul(TensorView gate_up, TensorView out);
+
+ private:
+  virtual void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) = 0;
+  virtual void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) = 0;
+  virtual void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
+                         TensorView out) = 0;
+  virtual void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
+                                    std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
+                                    const KvLayer& cache) = 0;
+  virtual void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
+                                  std::span<const AttentionRange> ranges, const AttentionOptions& options,
+                                  TensorView out) = 0;
+  virtual void do_silu_mul(TensorView gate_up, TensorView out) = 0;
+};
+
+}  // namespace llmsrv

@@ -1,0 +1,268 @@
+"""Typed face of the compiled core. One class per bound concept; names and units are the core's own."""
+
+from collections.abc import Mapping, Sequence
+
+from typing_extensions import Buffer
+
+class StatusError(RuntimeError):
+    """A request that the core refused: `code` is a gRPC status code."""
+
+    code: int
+    message: str
+    violations: list[tuple[str, str]]  # (field path, description)
+
+class RopeScaling:
+    """RoPE scaling: `kind` is "linear" (positions divided by factor) or "llama3"."""
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        factor: float,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        original_max_position: int = 8192,
+    ) -> None: ...
+
+class ModelSpec:
+    """What a decoder-only transformer is, as data. An impossible shape raises ValueError that names every problem."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_position: int,
+        rms_norm_eps: float,
+        rope_theta: float,
+        rope_scaling: RopeScaling | None = None,
+        qkv_bias: bool = False,
+        tied_embeddings: bool = False,
+        sliding_window: int | None = None,
+    ) -> None: ...
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    qkv_bias: bool
+    tied_embeddings: bool
+    sliding_window: int | None
+
+def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes ([out, in] for matrices, [n] for vectors) of all weights of a model, in the core's names."""
+
+class Weights:
+    """All weights of a model, packed for the kernels. Fill with set(); the engine refuses it while any is missing."""
+
+    def __init__(self, spec: ModelSpec, *, dtype: str, threads: int) -> None:
+        """Takes the memory for all weights. `dtype`: "bfloat16" or "float32" (of the matrices; vectors are float32)."""
+    def set(self, name: str, source_format: str, shape: Sequence[int], data: Buffer) -> None:
+        """Unpacks and packs one weight, in parallel, without the GIL.
+
+        `source_format`: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k" or "q6_k".
+        Raises ValueError for an unknown name, a wrong shape, a wrong number of bytes or a name that is already set.
+        """
+    def missing(self) -> list[str]: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def dtype(self) -> str: ...
+
+class EngineConfig:
+    """Limits and sizes of an engine. The single declaration of these options is cpp/engine/config.h."""
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        kv_cache_memory: int = 0,
+        kv_cache_dtype: str = "bfloat16",
+        max_queued_requests: int = 1024,
+        max_queued_tokens: int = 1048576,
+        max_logprobs: int = 20,
+        max_choices: int = 128,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None: ...
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory: int
+    kv_cache_dtype: str
+    max_queued_requests: int
+    max_queued_tokens: int
+    max_logprobs: int
+    max_choices: int
+    eos_token_ids: list[int]
+
+class MemoryPlan:
+    """Bytes by arithmetic, before anything is loaded."""
+
+    weights_bytes: int
+    workspace_bytes: int
+    kv_cache_bytes: int
+    kv_block_bytes: int
+    kv_blocks: int
+    @property
+    def total_bytes(self) -> int: ...
+
+def plan_memory(spec: ModelSpec, *, weights_dtype: str, config: EngineConfig, threads: int) -> MemoryPlan:
+    """Raises ValueError with needed, available and the largest max_model_len when the KV budget is too small."""
+
+def cpu_isas() -> list[str]:
+    """Instruction sets that this machine can run, best first."""
+
+def physical_cores() -> int: ...
+
+class SamplingParams:
+    """How the next token is drawn. Unset optionals are off."""
+
+    def __init__(self) -> None: ...
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int | None
+    n: int
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int]
+
+class StoppingParams:
+    """When generation ends. Stop strings are matched by the caller's detokenizer; they are here to be validated."""
+
+    def __init__(self) -> None: ...
+    max_tokens: int | None
+    min_tokens: int
+    stop_token_ids: list[int]
+    stop_strings: list[str]
+    ignore_eos: bool
+
+class OutputOptions:
+    """What comes back beside token ids."""
+
+    def __init__(self) -> None: ...
+    logprobs: bool
+    top_logprobs: int
+    prompt_logprobs: bool
+
+class Request:
+    """One generation as the core sees it."""
+
+    def __init__(self) -> None: ...
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    output: OutputOptions
+
+class TokenLogprob:
+    """Log-probability of one token in the model's raw distribution; `top` holds (token id, logprob), likeliest first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+class Finish:
+    """How one sequence ended: `reason` is "stop", "length" or "aborted"; `stop_token` is set when reason is "stop"."""
+
+    reason: str
+    stop_token: int | None
+    stopped_by_eos: bool
+
+class Usage:
+    """What the request cost so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_prompt_tokens: int
+
+class Timing:
+    """Seconds by the core's monotonic clock."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    preemptions: int
+
+class Output:
+    """News of one sequence. `final` marks the last output of the whole request; only it has usage and timing.
+
+    `error` is set instead of `finish` when the request failed; it is then the final output too.
+    """
+
+    request: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob]
+    finish: Finish | None
+    error: StatusError | None
+    final: bool
+    usage: Usage
+    timing: Timing
+
+class EngineStats:
+    """One consistent sample. Counters only grow."""
+
+    healthy: bool
+    failure: str
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_held: int
+    steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    seconds_since_progress: float
+    requests: dict[str, int]  # by outcome: "stop", "length", "aborted", or a status code's name
+
+class Engine:
+    """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""
+
+    def __init__(self, weights: Weights, config: EngineConfig, *, threads: int, isa: str = "") -> None: ...
+    def submit(self, request: Request) -> int:
+        """Checks a request and puts it into the inbox, or raises StatusError now. Returns the request's key."""
+    def validate(self, request: Request) -> list[tuple[str, str]]:
+        """All violations that submit() would report, without submitting."""
+    def abort(self, request: int) -> bool:
+        """Ends a request; its final output has finish reason "aborted". False when it is not in flight."""
+    def abort_id(self, request_id: str) -> bool:
+        """The same, by the id that the client chose."""
+    def abort_all(self) -> list[str]:
+        """Ends everything in flight; the ids of what was."""
+    def wait_outputs(self, timeout_ms: int) -> list[Output]:
+        """Waits, without the GIL, for outputs and takes all of them. An empty list means time-out or shutdown."""
+    def stats(self) -> EngineStats: ...
+    def shutdown(self) -> None:
+        """Ends all requests as aborted and joins the engine thread. Idempotent."""
+    @property
+    def plan(self) -> MemoryPlan: ...
+    @property
+    def device(self) -> str: ...
+
+def status_codes() -> Mapping[str, int]:
+    """The core's status codes by name, for the table's test."""
