@@ -21,6 +21,9 @@ enum class StatusCode : int {
   kUnavailable = 14,
 };
 
+// gRPC's name of a code: "INVALID_ARGUMENT".
+const char* status_code_name(StatusCode code);
+
 // One field of a request that breaks a rule. `field` is its path in the proto, for example "sampling.top_p".
 struct Violation {
   std::string field;

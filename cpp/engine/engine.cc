@@ -1,0 +1,359 @@
+#include "cpp/engine/engine.h"
+
+#include <algorithm>
+#include <random>
+#include <stdexcept>
+#include <utility>
+
+#include "cpp/base/check.h"
+#include "cpp/base/counter_rng.h"
+#include "cpp/engine/backends.h"
+#include "cpp/engine/clock.h"
+#include "cpp/engine/pack.h"
+#include "cpp/engine/validate.h"
+#include "cpp/sample/logprobs.h"
+
+namespace llmsrv {
+namespace {
+
+constexpr std::size_t kOutboxCapacity = 1 << 16;
+
+const Weights& complete(const Weights& weights) {
+  const std::vector<std::string> missing = weights.missing();
+  if (missing.empty()) return weights;
+  std::string message = std::to_string(missing.size()) + " weights are missing: ";
+  for (const std::string& name : missing) message += (name == missing.front() ? "" : ", ") + name;
+  throw std::invalid_argument(message);
+}
+
+const EngineConfig& checked(const EngineConfig& config, const Weights& weights) {
+  check_config(config, complete(weights).spec());
+  return config;
+}
+
+SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& plan) {
+  return {config.block_size, plan.kv_cache.blocks, config.max_num_seqs, config.max_num_batched_tokens};
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa)
+    : weights_(std::move(weights)),
+      config_(checked(config, *weights_)),
+      seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
+      pool_(threads),
+      backend_(make_backend(pool_, isa)),
+      plan_(plan_memory(weights_->spec(), weights_->format(), config_, *backend_, threads)),
+      cache_(plan_.kv_cache, pool_),
+      decoder_(*weights_, *backend_, cache_, decoder_limits(config_)),
+      sampler_(weights_->spec().vocab_size, config_.max_num_seqs, pool_),
+      scheduler_(scheduler_limits(config_, plan_)),
+      inbox_({config_.max_queued_requests, config_.max_queued_tokens}),
+      outbox_(kOutboxCapacity) {
+  const auto tokens = static_cast<std::size_t>(config_.max_num_batched_tokens);
+  inputs_.tokens.reserve(tokens);
+  inputs_.positions.reserve(tokens);
+  inputs_.slots.reserve(tokens);
+  inputs_.ranges.reserve(static_cast<std::size_t>(config_.max_num_seqs));
+  stats_.kv_blocks_total = plan_.kv_cache.blocks;
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+std::vector<Violation> Engine::validate(const Request& request) const {
+  return llmsrv::validate(request, weights_->spec(), config_);
+}
+
+std::variant<RequestKey, Status> Engine::submit(Request request) {
+  std::vector<Violation> violations = validate(request);
+  std::variant<RequestKey, Status> result = violations.empty() ? inbox_.submit(std::move(request))
+                                                               : Status::invalid(std::move(violations));
+  if (const Status* refusal = std::get_if<Status>(&result)) count_outcome(status_code_name(refusal->code()));
+  return result;
+}
+
+std::vector<std::string> Engine::abort_all() {
+  std::vector<std::string> ids;
+  for (const auto& [id, key] : inbox_.in_flight()) {
+    if (inbox_.end(key, FinishReason::kAborted)) ids.push_back(id);
+  }
+  return ids;
+}
+
+void Engine::shutdown() {
+  const std::lock_guard lock(shutdown_mutex_);
+  stopping_ = true;
+  inbox_.close(Status(StatusCode::kUnavailable, "the engine is shut down"));
+  outbox_.close();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::run() {
+  try {
+    while (!stopping_) step();
+    end_everything(FinishReason::kAborted);
+  } catch (const std::exception& error) {
+    failed_ = true;
+    {
+      const std::lock_guard lock(stats_mutex_);
+      stats_.failure = error.what();
+    }
+    inbox_.close(Status(StatusCode::kUnavailable, std::string("the engine failed: ") + error.what()));
+    end_everything(Status(StatusCode::kInternal, std::string("the engine failed: ") + error.what()));
+  }
+}
+
+void Engine::step() {
+  apply_inbox();
+  const StepPlan& plan = scheduler_.plan();
+  update_stats(plan);
+  if (plan.empty()) return inbox_.wait();
+
+  note_plan(plan);
+  pack(plan, scheduler_, config_.block_size, inputs_);
+  decoder_.forward(inputs_);
+  report_prompt_logprobs(plan);
+  const std::span<const Sampled> drawn = draw(plan);
+  fail_unusable(plan, drawn);
+  publish(scheduler_.commit(drawn_tokens_), drawn);
+  outbox_.push(outputs_);
+}
+
+void Engine::apply_inbox() {
+  inbox_.drain(batch_);
+  for (Submission& submission : batch_.submissions) begin(std::move(submission));
+  for (const Ending& ending : batch_.endings) {
+    const auto found = requests_.find(ending.key);
+    if (found != requests_.end()) end_request(*found->second, ending.reason);
+  }
+  outbox_.push(outputs_);
+}
+
+void Engine::begin(Submission submission) {
+  auto owned = std::make_unique<LiveRequest>();
+  LiveRequest& live = *owned;
+  live.key = submission.key;
+  live.submitted_s = submission.time_s;
+  live.prompt = std::make_shared<const std::vector<TokenId>>(std::move(submission.request.prompt));
+  live.request = std::move(submission.request);
+  live.seed = live.request.seed.value_or(splitmix64(seed_ ^ live.key));
+  live.usage.prompt_tokens = static_cast<int>(live.prompt->size());
+  live.choices_left = live.request.n;
+
+  const StoppingParams& stopping = live.request.stopping;
+  StopRules rules;
+  rules.max_tokens = stopping.max_tokens.value_or(config_.max_model_len - live.usage.prompt_tokens);
+  rules.min_tokens = stopping.min_tokens;
+  rules.stop_token_ids = stopping.stop_token_ids;
+  if (!stopping.ignore_eos) rules.eos_token_ids = config_.eos_token_ids;
+  live.stop_ids = rules.stop_token_ids;
+  live.stop_ids.insert(live.stop_ids.end(), rules.eos_token_ids.begin(), rules.eos_token_ids.end());
+
+  for (int index = 0; index < live.request.n; ++index) {
+    const SequenceId id = next_sequence_++;
+    live.sequences.push_back(id);
+    choices_.emplace(id, Choice{&live, index});
+    scheduler_.add(std::make_unique<Sequence>(id, live.prompt, rules));
+  }
+  requests_.emplace(live.key, std::move(owned));
+}
+
+void Engine::note_plan(const StepPlan& plan) {
+  const double now_s = monotonic_s();
+  for (const SequenceId id : plan.admitted) {
+    LiveRequest& live = *choices_.at(id).live;
+    if (live.admitted_s) continue;
+    live.admitted_s = now_s;
+    inbox_.leave_queue(live.usage.prompt_tokens);
+  }
+  for (const SequenceId id : plan.preempted) ++choices_.at(id).live->preemptions;
+}
+
+void Engine::report_prompt_logprobs(const StepPlan& plan) {
+  int first_row = 0;
+  for (const PlannedRange& range : plan.ranges) {
+    const Choice& choice = choices_.at(range.sequence);
+    // The choices share the prompt: the first one reports it.
+    if (choice.live->request.output.prompt_logprobs && choice.index == 0) report_prompt_range(range, first_row, choice);
+    first_row += range.token_count;
+  }
+}
+
+// The row of position p holds the distribution of position p + 1. A range that is computed again after a preemption
+// reports only what was not reported before.
+void Engine::report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice) {
+  LiveRequest& live = *choice.live;
+  const int end = std::min(range.first_position + range.token_count + 1, live.usage.prompt_tokens);
+  while (live.prompt_logprobs_next < end) {
+    const int first = live.prompt_logprobs_next;
+    const int count = std::min(end - first, config_.max_num_seqs);
+    logits_rows_.clear();
+    for (int i = 0; i < count; ++i) logits_rows_.push_back(first_row + first + i - 1 - range.first_position);
+    const TensorView logits = decoder_.logits(logits_rows_);
+    Output output;
+    output.request = live.key;
+    output.index = choice.index;
+    output.prompt_logprobs.resize(static_cast<std::size_t>(count));
+    pool_.run([&](int member) {
+      const ThreadPool::Range share = pool_.share(count, member);
+      for (int i = share.begin; i < share.end; ++i) {
+        const TokenId token = (*live.prompt)[static_cast<std::size_t>(first + i)];
+        output.prompt_logprobs[static_cast<std::size_t>(i)] =
+            token_logprob({logits.f32_row(i), static_cast<std::size_t>(logits.cols)}, token,
+                          live.request.output.top_logprobs);
+      }
+    });
+    outputs_.push_back(std::move(output));
+    live.prompt_logprobs_next += count;
+  }
+}
+
+std::span<const Sampled> Engine::draw(const StepPlan& plan) {
+  logits_rows_.clear();
+  sample_rows_.clear();
+  int end_row = 0;
+  for (const PlannedRange& range : plan.ranges) {
+    end_row += range.token_count;
+    if (!range.samples) continue;
+    const Sequence& sequence = scheduler_.sequence(range.sequence);
+    const Choice& choice = choices_.at(range.sequence);
+    const LiveRequest& live = *choice.live;
+    SampleRow row;
+    row.params = &live.request.sampling;
+    row.prompt = sequence.prompt();
+    row.output = sequence.output();
+    // The token to be drawn is number output_count + 1: a stop before min_tokens must not be drawn at all.
+    if (sequence.output_count() + 1 < sequence.stop_rules().min_tokens) row.forbidden = live.stop_ids;
+    row.seed = live.seed;
+    row.choice = static_cast<std::uint32_t>(choice.index);
+    if (live.request.output.logprobs) row.top_logprobs = live.request.output.top_logprobs;
+    logits_rows_.push_back(end_row - 1);
+    sample_rows_.push_back(row);
+  }
+  drawn_tokens_.clear();
+  if (logits_rows_.empty()) return {};
+  const std::span<const Sampled> drawn = sampler_.sample(decoder_.logits(logits_rows_), sample_rows_);
+  for (const Sampled& sampled : drawn) drawn_tokens_.push_back(sampled.token);
+  return drawn;
+}
+
+// A row without a usable number ends its own request; the others go on (promise P4).
+void Engine::fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn) {
+  std::size_t row = 0;
+  for (const PlannedRange& range : plan.ranges) {
+    if (!range.samples || drawn[row++].finite) continue;
+    const auto found = choices_.find(range.sequence);
+    if (found == choices_.end()) continue;  // another choice of the same request failed before
+    end_request(*found->second.live, Status(StatusCode::kInternal, "the model's output is not a finite number"));
+  }
+}
+
+void Engine::publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn) {
+  const double now_s = monotonic_s();
+  for (const CommittedToken& token : committed) {
+    const Sampled& sampled = drawn[static_cast<std::size_t>(token.row)];
+    const Choice choice = choices_.at(token.sequence);
+    LiveRequest& live = *choice.live;
+    live.last_token_s = now_s;
+    if (!live.first_token_s) live.first_token_s = now_s;
+    ++live.usage.completion_tokens;
+    Output output;
+    output.request = live.key;
+    output.index = choice.index;
+    output.token_ids.push_back(token.token);
+    if (sampled.logprob) output.logprobs.push_back(*sampled.logprob);
+    if (!token.finish) {
+      outputs_.push_back(std::move(output));
+      continue;
+    }
+    output.finish = token.finish;
+    choices_.erase(token.sequence);
+    end_choice(choice, std::move(output));
+  }
+}
+
+// Sends the last output of a choice; the last choice ends the request.
+void Engine::end_choice(const Choice& choice, Output output) {
+  LiveRequest& live = *choice.live;
+  if (--live.choices_left > 0) {
+    outputs_.push_back(std::move(output));
+    return;
+  }
+  output.final = true;
+  output.usage = live.usage;
+  output.timing = live.timing(monotonic_s());
+  count_outcome(output.error ? status_code_name(output.error->code()) : finish_reason_name(output.finish->reason));
+  outputs_.push_back(std::move(output));
+  if (!live.admitted_s) inbox_.leave_queue(live.usage.prompt_tokens);
+  inbox_.forget(live.request.id);
+  requests_.erase(live.key);
+}
+
+// Ends all choices that are still there. `live` is gone afterwards.
+void Engine::end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how) {
+  const std::vector<SequenceId> sequences = live.sequences;
+  for (const SequenceId id : sequences) {
+    const auto found = choices_.find(id);
+    if (found == choices_.end()) continue;
+    const Choice choice = found->second;
+    choices_.erase(found);
+    if (!failed_) scheduler_.remove(id);  // after a failure its state proves nothing and is left alone
+    Output output;
+    output.request = live.key;
+    output.index = choice.index;
+    if (const FinishReason* reason = std::get_if<FinishReason>(&how)) {
+      output.finish = Finish{*reason, std::nullopt, false};
+    } else {
+      output.error = std::get<Status>(how);
+    }
+    end_choice(choice, std::move(output));
+  }
+}
+
+// Also ends what is still in the inbox, so that no accepted request is left without its final output.
+void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
+  inbox_.drain(batch_);
+  for (Submission& submission : batch_.submissions) begin(std::move(submission));
+  while (!requests_.empty()) end_request(*requests_.begin()->second, how);
+  outbox_.push(outputs_);
+  busy_ = false;
+  const std::lock_guard lock(stats_mutex_);
+  stats_.running = 0;
+  stats_.waiting = 0;
+  stats_.kv_blocks_held = scheduler_.pool().held_count();
+}
+
+void Engine::update_stats(const StepPlan& plan) {
+  last_progress_s_ = monotonic_s();
+  busy_ = !plan.empty();
+  const SchedulerStats scheduler = scheduler_.stats();
+  const std::lock_guard lock(stats_mutex_);
+  stats_.running = scheduler.running;
+  stats_.waiting = scheduler.waiting;
+  stats_.preemptions = scheduler.preemptions;
+  stats_.recomputed_tokens = scheduler.recomputed_tokens;
+  stats_.kv_blocks_held = scheduler_.pool().held_count();
+  if (plan.empty()) return;
+  ++stats_.steps;
+  for (const PlannedRange& range : plan.ranges) {
+    if (range.samples) ++stats_.generation_tokens;
+    const int prompt_end = scheduler_.sequence(range.sequence).prompt_count();
+    const int prompt_tokens = std::min(range.first_position + range.token_count, prompt_end) - range.first_position;
+    stats_.prompt_tokens += static_cast<std::uint64_t>(std::max(0, prompt_tokens));
+  }
+}
+
+void Engine::count_outcome(const std::string& outcome) {
+  const std::lock_guard lock(stats_mutex_);
+  ++stats_.requests[outcome];
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(stats_mutex_);
+  EngineStats sample = stats_;
+  if (busy_) sample.seconds_since_progress = monotonic_s() - last_progress_s_;
+  return sample;
+}
+
+}  // namespace llmsrv

@@ -1,0 +1,119 @@
+// One model on one device, serving many requests: owns the engine thread, whose loop is step().
+//
+// Thread rule: public methods may be called from any thread; everything else is the engine thread's. Outside events enter
+// through the inbox and are applied at one point of a step; results leave through the outbox.
+// Invariants: every accepted request gets exactly one final output (promise P2); after a failure the engine never steps
+// again, and every live and later request is told so.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "cpp/base/thread_pool.h"
+#include "cpp/engine/config.h"
+#include "cpp/engine/inbox.h"
+#include "cpp/engine/live_request.h"
+#include "cpp/engine/memory_plan.h"
+#include "cpp/engine/outbox.h"
+#include "cpp/engine/stats.h"
+#include "cpp/model/decoder.h"
+#include "cpp/model/kv_cache.h"
+#include "cpp/model/weights.h"
+#include "cpp/ops/backend.h"
+#include "cpp/sample/sampler.h"
+#include "cpp/sched/scheduler.h"
+
+namespace llmsrv {
+
+class Engine {
+ public:
+  // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
+  // not fit, too little memory, or an impossible `isa`. REQUIRES: threads >= 1
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa);
+  // Calls shutdown().
+  ~Engine();
+
+  // Accepts a request, or says now why not. Nothing has changed when it is refused.
+  std::variant<RequestKey, Status> submit(Request request);
+  std::vector<Violation> validate(const Request& request) const;
+
+  // Ends a request at the next step. `reason`: kAborted, or kStop when its text reached a stop string.
+  // False when it is not in flight.
+  bool end(RequestKey key, FinishReason reason) { return inbox_.end(key, reason); }
+  std::optional<RequestKey> find(const std::string& id) const { return inbox_.find(id); }
+  // Aborts everything in flight; the ids of what was.
+  std::vector<std::string> abort_all();
+
+  // Waits up to `timeout` for outputs and takes all of them; empty on time-out, or once it is shut down and drained.
+  std::vector<Output> wait_outputs(std::chrono::milliseconds timeout) { return outbox_.take_all(timeout); }
+
+  EngineStats stats() const;
+  const MemoryPlan& plan() const { return plan_; }
+  std::string device() const { return backend_->description(); }
+
+  // Aborts everything, joins the engine thread. Later submissions are UNAVAILABLE. Idempotent.
+  void shutdown();
+
+ private:
+  void run();
+  void step();
+  void apply_inbox();
+  void begin(Submission submission);
+  void note_plan(const StepPlan& plan);
+  void report_prompt_logprobs(const StepPlan& plan);
+  void report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice);
+  std::span<const Sampled> draw(const StepPlan& plan);
+  void publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn);
+  void fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn);
+  void end_choice(const Choice& choice, Output output);
+  void end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how);
+  void end_everything(const std::variant<FinishReason, Status>& how);
+  void update_stats(const StepPlan& plan);
+  void count_outcome(const std::string& outcome);
+
+  // Constant after construction:
+  const std::shared_ptr<const Weights> weights_;
+  const EngineConfig config_;
+  const std::uint64_t seed_;  // of requests that bring none
+
+  ThreadPool pool_;
+  std::unique_ptr<Backend> backend_;
+  MemoryPlan plan_;
+  KvCache cache_;
+  Decoder decoder_;
+  Sampler sampler_;
+  Scheduler scheduler_;
+
+  // Any thread:
+  Inbox inbox_;
+  Outbox outbox_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<double> last_progress_s_{0.0};
+  std::atomic<bool> busy_{false};
+  mutable std::mutex stats_mutex_;
+  EngineStats stats_;  // guarded by stats_mutex_
+  std::mutex shutdown_mutex_;
+
+  // Engine thread:
+  std::unordered_map<RequestKey, std::unique_ptr<LiveRequest>> requests_;
+  std::unordered_map<SequenceId, Choice> choices_;
+  SequenceId next_sequence_ = 1;
+  bool failed_ = false;
+  InboxBatch batch_;
+  StepInputs inputs_;
+  std::vector<int> logits_rows_;
+  std::vector<SampleRow> sample_rows_;
+  std::vector<TokenId> drawn_tokens_;
+  std::vector<Output> outputs_;
+
+  std::thread thread_;  // last: starts when all else stands
+};
+
+}  // namespace llmsrv

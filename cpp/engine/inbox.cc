@@ -1,0 +1,86 @@
+#include "cpp/engine/inbox.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cpp/engine/clock.h"
+
+namespace llmsrv {
+
+std::variant<RequestKey, Status> Inbox::submit(Request request) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return *closed_;
+  if (live_.count(request.id) != 0) {
+    return Status(StatusCode::kAlreadyExists, "request_id '" + request.id + "' is in flight");
+  }
+  if (queued_requests_ >= limits_.queued_requests) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the queue is full: " + std::to_string(queued_requests_) + " requests wait (max_queued_requests)");
+  }
+  const auto tokens = static_cast<std::int64_t>(request.prompt.size());
+  // One prompt may always wait alone, however long.
+  if (queued_requests_ > 0 && queued_tokens_ + tokens > limits_.queued_tokens) {
+    return Status(StatusCode::kResourceExhausted,
+                  "the queue is full: " + std::to_string(queued_tokens_) + " prompt tokens wait (max_queued_tokens)");
+  }
+  const RequestKey key = next_key_++;
+  live_.emplace(request.id, key);
+  ++queued_requests_;
+  queued_tokens_ += tokens;
+  batch_.submissions.push_back({key, std::move(request), monotonic_s()});
+  work_.notify_one();
+  return key;
+}
+
+bool Inbox::end(RequestKey key, FinishReason reason) {
+  const std::lock_guard lock(mutex_);
+  const bool is_live = std::any_of(live_.begin(), live_.end(), [&](const auto& entry) { return entry.second == key; });
+  if (!is_live) return false;
+  // A client that ends a request twice must not grow the inbox.
+  const auto same = [&](const Ending& ending) { return ending.key == key; };
+  if (std::none_of(batch_.endings.begin(), batch_.endings.end(), same)) batch_.endings.push_back({key, reason});
+  work_.notify_one();
+  return true;
+}
+
+std::optional<RequestKey> Inbox::find(const std::string& id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_.find(id);
+  return found == live_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::vector<std::pair<std::string, RequestKey>> Inbox::in_flight() const {
+  const std::lock_guard lock(mutex_);
+  return {live_.begin(), live_.end()};
+}
+
+void Inbox::close(Status reason) {
+  const std::lock_guard lock(mutex_);
+  if (!closed_) closed_ = std::move(reason);
+  work_.notify_one();
+}
+
+void Inbox::drain(InboxBatch& batch) {
+  batch.submissions.clear();
+  batch.endings.clear();
+  const std::lock_guard lock(mutex_);
+  std::swap(batch, batch_);
+}
+
+void Inbox::wait() {
+  std::unique_lock lock(mutex_);
+  work_.wait(lock, [&] { return closed_ || !batch_.submissions.empty() || !batch_.endings.empty(); });
+}
+
+void Inbox::leave_queue(int prompt_tokens) {
+  const std::lock_guard lock(mutex_);
+  --queued_requests_;
+  queued_tokens_ -= prompt_tokens;
+}
+
+void Inbox::forget(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  live_.erase(id);
+}
+
+}  // namespace llmsrv

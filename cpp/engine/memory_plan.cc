@@ -1,0 +1,52 @@
+#include "cpp/engine/memory_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "cpp/model/weights.h"
+#include "cpp/sample/sampler.h"
+
+namespace llmsrv {
+namespace {
+
+std::string mebibytes(std::size_t bytes) {
+  return std::to_string(bytes / (1 << 20)) + "." + std::to_string(bytes % (1 << 20) * 10 / (1 << 20)) + " MiB";
+}
+
+}  // namespace
+
+DecoderLimits decoder_limits(const EngineConfig& config) {
+  return {config.max_num_batched_tokens, config.max_num_seqs, config.max_num_seqs, config.max_model_len};
+}
+
+MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineConfig& config, const Backend& backend,
+                       int threads) {
+  const DecoderLimits limits = decoder_limits(config);
+  MemoryPlan plan;
+  plan.weights_bytes = Weights::weights_bytes(spec, format);
+  plan.workspace_bytes = Decoder::workspace_bytes(spec, limits) +
+                         backend.workspace_bytes(Decoder::step_limits(spec, limits)) +
+                         Sampler::workspace_bytes(spec.vocab_size, threads);
+
+  KvCacheShape& cache = plan.kv_cache;
+  cache.layers = spec.num_layers;
+  cache.block_size = config.block_size;
+  cache.dtype = config.kv_cache_dtype;
+  cache.layer_block_bytes = backend.kv_block_bytes(spec.heads(), config.block_size, config.kv_cache_dtype);
+  const std::size_t blocks = config.kv_cache_memory / cache.block_bytes();
+  cache.blocks = static_cast<int>(std::min<std::size_t>(blocks, std::numeric_limits<int>::max() / config.block_size));
+
+  const int needed = (config.max_model_len + config.block_size - 1) / config.block_size;
+  if (cache.blocks < needed) {
+    throw std::invalid_argument(
+        "kv_cache_memory is too small: one sequence of max_model_len " + std::to_string(config.max_model_len) + " needs " +
+        mebibytes(cache.block_bytes() * static_cast<std::size_t>(needed)) + ", available are " +
+        mebibytes(config.kv_cache_memory) + "; the largest max_model_len that fits is " +
+        std::to_string(cache.blocks * config.block_size));
+  }
+  return plan;
+}
+
+}  // namespace llmsrv

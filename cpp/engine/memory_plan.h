@@ -1,0 +1,30 @@
+// How much memory an engine takes, by arithmetic, before anything is loaded (promise P8).
+#pragma once
+
+#include <cstddef>
+
+#include "cpp/engine/config.h"
+#include "cpp/model/decoder.h"
+#include "cpp/model/kv_cache.h"
+#include "cpp/model/spec.h"
+#include "cpp/ops/backend.h"
+#include "cpp/quant/packed_matrix.h"
+
+namespace llmsrv {
+
+struct MemoryPlan {
+  std::size_t weights_bytes = 0;
+  std::size_t workspace_bytes = 0;
+  KvCacheShape kv_cache;
+
+  std::size_t total_bytes() const { return weights_bytes + workspace_bytes + kv_cache.bytes(); }
+};
+
+// Throws std::invalid_argument when the KV budget cannot hold one sequence of max_model_len; the message has what is
+// needed, what is available and the largest max_model_len that fits. REQUIRES: spec and config are checked.
+MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineConfig& config, const Backend& backend,
+                       int threads);
+
+DecoderLimits decoder_limits(const EngineConfig& config);
+
+}  // namespace llmsrv

@@ -1,0 +1,38 @@
+// One generation as the core sees it: numbers and limits, no text but the strings that are only checked here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpp/base/types.h"
+#include "cpp/sample/params.h"
+
+namespace llmsrv {
+
+struct StoppingParams {
+  std::optional<int> max_tokens;  // unset: what the context leaves
+  int min_tokens = 0;
+  std::vector<TokenId> stop_token_ids;
+  std::vector<std::string> stop_strings;  // matched by the front end's detokenizer; here so that one gate checks all
+  bool ignore_eos = false;
+};
+
+struct OutputOptions {
+  bool logprobs = false;
+  int top_logprobs = 0;
+  bool prompt_logprobs = false;
+};
+
+struct Request {
+  std::string id;  // unique among the requests in flight
+  std::vector<TokenId> prompt;
+  SamplingParams sampling;
+  std::optional<std::uint64_t> seed;  // unset: the engine's choice
+  int n = 1;                          // sequences to draw
+  StoppingParams stopping;
+  OutputOptions output;
+};
+
+}  // namespace llmsrv

@@ -1,0 +1,141 @@
+#include "cpp/engine/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+namespace llmsrv {
+namespace {
+
+constexpr std::size_t kRequestIdBytesMax = 256;
+constexpr std::size_t kStopStringsMax = 64;
+constexpr std::size_t kStopStringBytesMax = 1024;
+constexpr float kLogitBiasMax = 100.0f;
+
+std::string number(float value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", static_cast<double>(value));
+  return text;
+}
+
+class Checker {
+ public:
+  Checker(const ModelSpec& spec, const EngineConfig& config) : spec_(spec), config_(config) {}
+
+  void require(bool holds, const std::string& field, const std::string& description) {
+    if (!holds) violations_.push_back({field, description});
+  }
+  // NaN is in no range.
+  void in_range(float value, float min, float max, const std::string& field, const std::string& range) {
+    require(value >= min && value <= max, field, "must be in " + range + ", is " + number(value));
+  }
+  void in_vocabulary(const std::vector<TokenId>& ids, const std::string& field) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      require(known(ids[i]), field + "[" + std::to_string(i) + "]",
+              "token " + std::to_string(ids[i]) + " is not in the vocabulary of " + std::to_string(spec_.vocab_size));
+      if (violations_.size() >= kViolationsMax) return;
+    }
+  }
+
+  void check_prompt(const Request& request) {
+    require(!request.id.empty() && request.id.size() <= kRequestIdBytesMax, "request_id", "must have 1 to 256 bytes");
+    require(!request.prompt.empty(), "input", "the prompt is empty");
+    in_vocabulary(request.prompt, "input.token_ids");
+    const auto prompt_tokens = static_cast<long>(request.prompt.size());
+    if (prompt_tokens >= config_.max_model_len) {
+      require(false, "input",
+              "the prompt has " + std::to_string(prompt_tokens) + " tokens; with at least one token to generate, " +
+                  std::to_string(config_.max_model_len) + " fit (max_model_len)");
+    } else if (request.stopping.max_tokens) {
+      require(prompt_tokens + *request.stopping.max_tokens <= config_.max_model_len, "stopping.max_tokens",
+              "prompt (" + std::to_string(prompt_tokens) + " tokens) plus max_tokens (" +
+                  std::to_string(*request.stopping.max_tokens) + ") exceed max_model_len (" +
+                  std::to_string(config_.max_model_len) + ")");
+    }
+  }
+
+  void check_sampling(const Request& request) {
+    const SamplingParams& sampling = request.sampling;
+    require(std::isfinite(sampling.temperature) && sampling.temperature >= 0.0f, "sampling.temperature",
+            "must be finite and not negative, is " + number(sampling.temperature));
+    require(sampling.top_p > 0.0f && sampling.top_p <= 1.0f, "sampling.top_p",
+            "must be in (0, 1], is " + number(sampling.top_p));
+    require(sampling.top_k >= 0, "sampling.top_k", "must not be negative");
+    in_range(sampling.min_p, 0.0f, 1.0f, "sampling.min_p", "[0, 1]");
+    in_range(sampling.frequency_penalty, -2.0f, 2.0f, "sampling.frequency_penalty", "[-2, 2]");
+    in_range(sampling.presence_penalty, -2.0f, 2.0f, "sampling.presence_penalty", "[-2, 2]");
+    require(std::isfinite(sampling.repetition_penalty) && sampling.repetition_penalty > 0.0f,
+            "sampling.repetition_penalty", "must be finite and positive, is " + number(sampling.repetition_penalty));
+    require(request.n >= 1 && request.n <= config_.max_choices, "sampling.n",
+            "must be in 1.." + std::to_string(config_.max_choices) + ", is " + std::to_string(request.n));
+    for (const auto& [token, bias] : sampling.logit_bias) {
+      const std::string field = "sampling.logit_bias[" + std::to_string(token) + "]";
+      require(known(token), field, "the token is not in the vocabulary of " + std::to_string(spec_.vocab_size));
+      in_range(bias, -kLogitBiasMax, kLogitBiasMax, field, "[-100, 100]");
+    }
+    in_vocabulary(sampling.allowed_token_ids, "sampling.allowed_token_ids");
+  }
+
+  void check_stopping(const Request& request) {
+    const StoppingParams& stopping = request.stopping;
+    require(!stopping.max_tokens || *stopping.max_tokens >= 1, "stopping.max_tokens", "must be at least 1");
+    require(stopping.min_tokens >= 0, "stopping.min_tokens", "must not be negative");
+    require(!stopping.max_tokens || stopping.min_tokens <= *stopping.max_tokens, "stopping.min_tokens",
+            "must not exceed max_tokens");
+    in_vocabulary(stopping.stop_token_ids, "stopping.stop_token_ids");
+    require(stopping.stop_strings.size() <= kStopStringsMax, "stopping.stop_strings", "at most 64 are allowed");
+    for (std::size_t i = 0; i < stopping.stop_strings.size(); ++i) {
+      const std::size_t bytes = stopping.stop_strings[i].size();
+      require(bytes >= 1 && bytes <= kStopStringBytesMax, "stopping.stop_strings[" + std::to_string(i) + "]",
+              "must have 1 to 1024 bytes");
+    }
+    check_something_can_be_drawn(request);
+  }
+
+  void check_output(const OutputOptions& output) {
+    require(output.top_logprobs >= 0 && output.top_logprobs <= config_.max_logprobs, "output.top_logprobs",
+            "must be in 0.." + std::to_string(config_.max_logprobs) + ", is " + std::to_string(output.top_logprobs));
+    require(output.top_logprobs == 0 || output.logprobs || output.prompt_logprobs, "output.top_logprobs",
+            "needs logprobs or prompt_logprobs");
+  }
+
+  std::vector<Violation> take() { return std::move(violations_); }
+
+ private:
+  // A hostile request must not make a megabyte of messages.
+  static constexpr std::size_t kViolationsMax = 64;
+
+  bool known(TokenId token) const { return token >= 0 && token < spec_.vocab_size; }
+
+  // Before min_tokens all stop ids are forbidden: what is allowed must hold something else.
+  void check_something_can_be_drawn(const Request& request) {
+    const std::vector<TokenId>& allowed = request.sampling.allowed_token_ids;
+    if (allowed.empty() || request.stopping.min_tokens == 0) return;
+    const auto is_stop = [&](TokenId token) {
+      const auto in = [&](const std::vector<TokenId>& ids) {
+        return std::find(ids.begin(), ids.end(), token) != ids.end();
+      };
+      return in(request.stopping.stop_token_ids) || (!request.stopping.ignore_eos && in(config_.eos_token_ids));
+    };
+    require(!std::all_of(allowed.begin(), allowed.end(), is_stop), "sampling.allowed_token_ids",
+            "holds only stop tokens, which min_tokens forbids");
+  }
+
+  const ModelSpec& spec_;
+  const EngineConfig& config_;
+  std::vector<Violation> violations_;
+};
+
+}  // namespace
+
+std::vector<Violation> validate(const Request& request, const ModelSpec& spec, const EngineConfig& config) {
+  Checker checker(spec, config);
+  checker.check_prompt(request);
+  checker.check_sampling(request);
+  checker.check_stopping(request);
+  checker.check_output(request.output);
+  return checker.take();
+}
+
+}  // namespace llmsrv

@@ -1,0 +1,119 @@
+#include "cpp/model/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpp/base/check.h"
+
+namespace llmsrv {
+namespace {
+
+struct ActivationCols {
+  int hidden, qkv, query, gate_up, intermediate, vocab;
+};
+
+ActivationCols activation_cols(const ModelSpec& spec) {
+  return {spec.hidden_size,           spec.heads().qkv_cols(), spec.heads().query_cols(),
+          2 * spec.intermediate_size, spec.intermediate_size,  spec.vocab_size};
+}
+
+// Rows start on cache lines, so that two threads never write one line.
+int padded(int cols) { return (cols + 15) / 16 * 16; }
+
+std::size_t tensor_bytes(int rows, int cols) {
+  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(padded(cols)) * sizeof(float);
+}
+
+}  // namespace
+
+Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache, const DecoderLimits& limits)
+    : weights_(weights),
+      spec_(weights.spec()),
+      backend_(backend),
+      cache_(cache),
+      limits_(limits),
+      rope_(spec_, limits.context_len),
+      memory_(workspace_bytes(spec_, limits) - RopeTables::bytes(spec_, limits.context_len)) {
+  std::size_t used = 0;
+  const auto place = [&](int rows, int cols) {
+    auto* data = reinterpret_cast<float*>(memory_.data() + used);
+    used += tensor_bytes(rows, cols);
+    return TensorView{data, DType::kF32, rows, cols, padded(cols)};
+  };
+  const ActivationCols cols = activation_cols(spec_);
+  hidden_ = place(limits_.tokens, cols.hidden);
+  normed_ = place(limits_.tokens, cols.hidden);
+  qkv_ = place(limits_.tokens, cols.qkv);
+  attended_ = place(limits_.tokens, cols.query);
+  gate_up_ = place(limits_.tokens, cols.gate_up);
+  gated_ = place(limits_.tokens, cols.intermediate);
+  picked_ = place(limits_.logits_rows, cols.hidden);
+  logits_ = place(limits_.logits_rows, cols.vocab);
+  LLMSRV_CHECK(used == memory_.size());
+  backend_.reserve(step_limits(spec_, limits_));
+}
+
+void Decoder::forward(const StepInputs& inputs) {
+  const int tokens = static_cast<int>(inputs.tokens.size());
+  LLMSRV_CHECK(tokens <= limits_.tokens);
+  const HeadShape heads = spec_.heads();
+  const auto eps = static_cast<float>(spec_.rms_norm_eps);
+  const Backend::AttentionOptions attention{1.0f / std::sqrt(static_cast<float>(heads.head_dim)), spec_.sliding_window};
+
+  const TensorView hidden = hidden_.slice_rows(0, tokens);
+  const TensorView normed = normed_.slice_rows(0, tokens);
+  const TensorView qkv = qkv_.slice_rows(0, tokens);
+  const TensorView attended = attended_.slice_rows(0, tokens);
+  const TensorView gate_up = gate_up_.slice_rows(0, tokens);
+  const TensorView gated = gated_.slice_rows(0, tokens);
+
+  backend_.embed(inputs.tokens, weights_.embed(), hidden);
+  for (int index = 0; index < spec_.num_layers; ++index) {
+    const LayerWeights& layer = weights_.layer(index);
+    const KvLayer cache = cache_.layer(index);
+
+    backend_.rms_norm(hidden, layer.attn_norm, eps, normed);
+    backend_.linear(normed, layer.qkv, layer.qkv_bias, Backend::Accumulate::kStore, qkv);
+    backend_.rope_and_store_kv(qkv, heads, rope_.view(), inputs.positions, inputs.slots, cache);
+    backend_.paged_attention(qkv, heads, cache, inputs.ranges, attention, attended);
+    backend_.linear(attended, layer.o, {}, Backend::Accumulate::kAdd, hidden);
+
+    backend_.rms_norm(hidden, layer.ffn_norm, eps, normed);
+    backend_.linear(normed, layer.gate_up, {}, Backend::Accumulate::kStore, gate_up);
+    backend_.silu_mul(gate_up, gated);
+    backend_.linear(gated, layer.down, {}, Backend::Accumulate::kAdd, hidden);
+  }
+}
+
+TensorView Decoder::logits(std::span<const int> rows) {
+  const int count = static_cast<int>(rows.size());
+  LLMSRV_CHECK(count <= limits_.logits_rows);
+  const TensorView picked = picked_.slice_rows(0, count);
+  for (int i = 0; i < count; ++i) {
+    const int row = rows[static_cast<std::size_t>(i)];
+    LLMSRV_CHECK(row >= 0 && row < limits_.tokens);
+    std::memcpy(picked.f32_row(i), hidden_.f32_row(row), static_cast<std::size_t>(spec_.hidden_size) * sizeof(float));
+  }
+  backend_.rms_norm(picked, weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps), picked);
+  const TensorView logits = logits_.slice_rows(0, count);
+  backend_.linear(picked, weights_.head(), {}, Backend::Accumulate::kStore, logits);
+  return logits;
+}
+
+StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limits) {
+  const ActivationCols cols = activation_cols(spec);
+  return {std::max(limits.tokens, limits.logits_rows), limits.sequences, limits.context_len,
+          std::max({cols.hidden, cols.qkv, cols.gate_up}), spec.heads()};
+}
+
+std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits) {
+  const ActivationCols cols = activation_cols(spec);
+  std::size_t bytes = RopeTables::bytes(spec, limits.context_len);
+  for (const int width : {cols.hidden, cols.hidden, cols.qkv, cols.query, cols.gate_up, cols.intermediate}) {
+    bytes += tensor_bytes(limits.tokens, width);
+  }
+  return bytes + tensor_bytes(limits.logits_rows, cols.hidden) + tensor_bytes(limits.logits_rows, cols.vocab);
+}
+
+}  // namespace llmsrv

@@ -1,0 +1,71 @@
+// A decoder-only transformer as one straight function over a step's tokens.
+//
+//   x = embed[token]
+//   for each layer:  x += O attention(rope(QKV norm(x)))      x += DOWN (silu(GATE norm(x)) * UP norm(x))
+//   logits = HEAD norm(x), for the rows that are asked for
+//
+// Thread rule: engine thread only. No allocation after construction.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cpp/base/aligned_buffer.h"
+#include "cpp/model/kv_cache.h"
+#include "cpp/model/rope.h"
+#include "cpp/model/weights.h"
+#include "cpp/ops/backend.h"
+
+namespace llmsrv {
+
+// One step's input, token by token; `ranges` tells which rows belong to which sequence.
+struct StepInputs {
+  std::vector<TokenId> tokens;           // [tokens]
+  std::vector<std::int32_t> positions;   // [tokens]
+  std::vector<KvSlot> slots;             // [tokens]
+  std::vector<AttentionRange> ranges;    // [sequences]; together they cover all rows in order
+};
+
+struct DecoderLimits {
+  int tokens = 0;       // rows of a step
+  int sequences = 0;    // ranges of a step
+  int logits_rows = 0;  // rows of one logits() call
+  int context_len = 0;  // longest sequence
+};
+
+class Decoder {
+ public:
+  // REQUIRES: `weights` is complete and, like `backend` and `cache`, outlives the decoder.
+  Decoder(const Weights& weights, Backend& backend, const KvCache& cache, const DecoderLimits& limits);
+
+  // Computes all rows of a step and stores their keys and values. The rows stay readable by logits() until the next call.
+  void forward(const StepInputs& inputs);
+
+  // Logits of some rows of the last step. [rows.size(), vocab]; valid until the next call.
+  // REQUIRES: rows.size() <= limits.logits_rows
+  TensorView logits(std::span<const int> rows);
+
+  static StepLimits step_limits(const ModelSpec& spec, const DecoderLimits& limits);
+  // Bytes that a decoder takes beside weights, cache and the backend's workspace.
+  static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits);
+
+ private:
+  const Weights& weights_;
+  const ModelSpec& spec_;
+  Backend& backend_;
+  const KvCache& cache_;
+  const DecoderLimits limits_;
+  RopeTables rope_;
+  AlignedBuffer memory_;  // all activations below
+  TensorView hidden_;     // [tokens, hidden]: the residual stream
+  TensorView normed_;     // [tokens, hidden]
+  TensorView qkv_;        // [tokens, (heads + 2 kv_heads) * head_dim]
+  TensorView attended_;   // [tokens, heads * head_dim]
+  TensorView gate_up_;    // [tokens, 2 * intermediate]
+  TensorView gated_;      // [tokens, intermediate]
+  TensorView picked_;     // [logits_rows, hidden]
+  TensorView logits_;     // [logits_rows, vocab]
+};
+
+}  // namespace llmsrv
