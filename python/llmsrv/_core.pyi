@@ -92,7 +92,7 @@ class EngineConfig:
         block_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
-        kv_cache_memory: int = 0,
+        kv_cache_memory: int = 536870912,
         kv_cache_dtype: str = "bfloat16",
         max_queued_requests: int = 1024,
         max_queued_tokens: int = 1048576,
@@ -250,6 +250,8 @@ class Engine:
         """All violations that submit() would report, without submitting."""
     def abort(self, request: int) -> bool:
         """Ends a request; its final output has finish reason "aborted". False when it is not in flight."""
+    def stop(self, request: int) -> bool:
+        """Ends a request whose text reached a stop string: as abort(), but it counts as "stop"."""
     def abort_id(self, request_id: str) -> bool:
         """The same, by the id that the client chose."""
     def abort_all(self) -> list[str]:

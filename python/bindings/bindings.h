@@ -1,0 +1,45 @@
+// What the binding files share: one register function per bound concept, and the bridge for refusals.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "cpp/base/status.h"
+#include "cpp/engine/request.h"
+#include "cpp/quant/packed_matrix.h"
+#include "cpp/tensor/dtype.h"
+
+namespace llmsrv::bindings {
+
+void register_errors(pybind11::module_& module);
+void register_model(pybind11::module_& module);
+void register_config(pybind11::module_& module);
+void register_request(pybind11::module_& module);
+void register_output(pybind11::module_& module);
+void register_engine(pybind11::module_& module);
+
+// A refused request on its way to Python, where it becomes a StatusError.
+class StatusException : public std::exception {
+ public:
+  explicit StatusException(Status status) : status_(std::move(status)) {}
+  const Status& status() const { return status_; }
+  const char* what() const noexcept override { return status_.message().c_str(); }
+
+ private:
+  Status status_;
+};
+
+// A StatusError instance with code, message and violations.
+pybind11::object make_status_error(const Status& status);
+
+// The core's form of Python's Request. REQUIRES: `object` is one
+Request to_request(const pybind11::handle& object);
+
+// "bfloat16" or "float32"; anything else throws std::invalid_argument that names `field`.
+DType parse_dtype(const std::string& name, const std::string& field);
+WeightFormat parse_weight_format(const std::string& name, const std::string& field);
+
+}  // namespace llmsrv::bindings

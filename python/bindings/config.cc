@@ -1,0 +1,71 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpp/engine/backends.h"
+#include "cpp/engine/config.h"
+#include "cpp/engine/memory_plan.h"
+#include "python/bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace llmsrv::bindings {
+namespace {
+
+EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, int max_num_batched_tokens,
+                         std::size_t kv_cache_memory, const std::string& kv_cache_dtype, int max_queued_requests,
+                         std::int64_t max_queued_tokens, int max_logprobs, int max_choices,
+                         std::vector<TokenId> eos_token_ids) {
+  return {max_model_len,   block_size,
+          max_num_seqs,    max_num_batched_tokens,
+          kv_cache_memory, parse_dtype(kv_cache_dtype, "kv_cache_dtype"),
+          max_queued_requests, max_queued_tokens,
+          max_logprobs,    max_choices,
+          std::move(eos_token_ids)};
+}
+
+MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads) {
+  check_config(config, spec);
+  ThreadPool pool(threads);
+  return plan_memory(spec, parse_weight_format(weights_dtype, "weights_dtype"), config, *make_backend(pool, ""), threads);
+}
+
+}  // namespace
+
+void register_config(py::module_& module) {
+  const EngineConfig defaults;
+  py::class_<EngineConfig>(module, "EngineConfig")
+      .def(py::init(&make_config), py::kw_only(), py::arg("max_model_len"), py::arg("block_size") = defaults.block_size,
+           py::arg("max_num_seqs") = defaults.max_num_seqs,
+           py::arg("max_num_batched_tokens") = defaults.max_num_batched_tokens,
+           py::arg("kv_cache_memory") = defaults.kv_cache_memory,
+           py::arg("kv_cache_dtype") = dtype_name(defaults.kv_cache_dtype),
+           py::arg("max_queued_requests") = defaults.max_queued_requests,
+           py::arg("max_queued_tokens") = defaults.max_queued_tokens, py::arg("max_logprobs") = defaults.max_logprobs,
+           py::arg("max_choices") = defaults.max_choices, py::arg("eos_token_ids") = defaults.eos_token_ids)
+      .def_readonly("max_model_len", &EngineConfig::max_model_len)
+      .def_readonly("block_size", &EngineConfig::block_size)
+      .def_readonly("max_num_seqs", &EngineConfig::max_num_seqs)
+      .def_readonly("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
+      .def_readonly("kv_cache_memory", &EngineConfig::kv_cache_memory)
+      .def_property_readonly("kv_cache_dtype", [](const EngineConfig& config) { return dtype_name(config.kv_cache_dtype); })
+      .def_readonly("max_queued_requests", &EngineConfig::max_queued_requests)
+      .def_readonly("max_queued_tokens", &EngineConfig::max_queued_tokens)
+      .def_readonly("max_logprobs", &EngineConfig::max_logprobs)
+      .def_readonly("max_choices", &EngineConfig::max_choices)
+      .def_readonly("eos_token_ids", &EngineConfig::eos_token_ids);
+
+  py::class_<MemoryPlan>(module, "MemoryPlan")
+      .def_readonly("weights_bytes", &MemoryPlan::weights_bytes)
+      .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
+      .def_property_readonly("kv_cache_bytes", [](const MemoryPlan& plan) { return plan.kv_cache.bytes(); })
+      .def_property_readonly("kv_block_bytes", [](const MemoryPlan& plan) { return plan.kv_cache.block_bytes(); })
+      .def_property_readonly("kv_blocks", [](const MemoryPlan& plan) { return plan.kv_cache.blocks; })
+      .def_property_readonly("total_bytes", &MemoryPlan::total_bytes);
+
+  module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),
+             py::arg("threads"));
+  module.def("cpu_isas", &available_isas);
+  module.def("physical_cores", &physical_core_count);
+}
+
+}  // namespace llmsrv::bindings

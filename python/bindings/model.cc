@@ -1,0 +1,103 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <span>
+#include <stdexcept>
+
+#include "cpp/model/spec.h"
+#include "cpp/model/weights.h"
+#include "python/bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace llmsrv::bindings {
+namespace {
+
+RopeScaling make_rope_scaling(const std::string& kind, double factor, double low_freq_factor, double high_freq_factor,
+                              int original_max_position) {
+  RopeScaling scaling{RopeScalingKind::kLinear, factor, low_freq_factor, high_freq_factor, original_max_position};
+  if (kind == "llama3") {
+    scaling.kind = RopeScalingKind::kLlama3;
+  } else if (kind != "linear") {
+    throw std::invalid_argument("rope scaling kind must be \"linear\" or \"llama3\", is \"" + kind + "\"");
+  }
+  return scaling;
+}
+
+ModelSpec make_spec(int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
+                    int num_kv_heads, int head_dim, int max_position, double rms_norm_eps, double rope_theta,
+                    std::optional<RopeScaling> rope_scaling, bool qkv_bias, bool tied_embeddings,
+                    std::optional<int> sliding_window) {
+  ModelSpec spec{vocab_size,   hidden_size, intermediate_size, num_layers,   num_heads, num_kv_heads,    head_dim,
+                 max_position, rms_norm_eps, rope_theta,       rope_scaling, qkv_bias,  tied_embeddings, sliding_window};
+  check_spec(spec);
+  return spec;
+}
+
+void set_weight(Weights& weights, const std::string& name, const std::string& source_format,
+                const std::vector<int>& shape, const py::buffer& data) {
+  const std::optional<SourceFormat> format = source_format_from_name(source_format);
+  if (!format) throw std::invalid_argument("weight '" + name + "': unknown format '" + source_format + "'");
+  const py::buffer_info info = data.request();
+  const auto bytes = static_cast<std::size_t>(info.size) * static_cast<std::size_t>(info.itemsize);
+  const std::span<const std::byte> span(static_cast<const std::byte*>(info.ptr), bytes);
+  const py::gil_scoped_release release;
+  weights.set(name, *format, shape, span);
+}
+
+}  // namespace
+
+void register_model(py::module_& module) {
+  py::class_<RopeScaling>(module, "RopeScaling")
+      .def(py::init(&make_rope_scaling), py::kw_only(), py::arg("kind"), py::arg("factor"),
+           py::arg("low_freq_factor") = 1.0, py::arg("high_freq_factor") = 4.0, py::arg("original_max_position") = 8192)
+      .def_property_readonly(
+          "kind", [](const RopeScaling& scaling) { return scaling.kind == RopeScalingKind::kLinear ? "linear" : "llama3"; })
+      .def_readonly("factor", &RopeScaling::factor)
+      .def_readonly("low_freq_factor", &RopeScaling::low_freq_factor)
+      .def_readonly("high_freq_factor", &RopeScaling::high_freq_factor)
+      .def_readonly("original_max_position", &RopeScaling::original_max_position);
+
+  py::class_<ModelSpec>(module, "ModelSpec")
+      .def(py::init(&make_spec), py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
+           py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim"), py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("rope_theta"),
+           py::arg("rope_scaling") = std::nullopt, py::arg("qkv_bias") = false, py::arg("tied_embeddings") = false,
+           py::arg("sliding_window") = std::nullopt)
+      .def_readonly("vocab_size", &ModelSpec::vocab_size)
+      .def_readonly("hidden_size", &ModelSpec::hidden_size)
+      .def_readonly("intermediate_size", &ModelSpec::intermediate_size)
+      .def_readonly("num_layers", &ModelSpec::num_layers)
+      .def_readonly("num_heads", &ModelSpec::num_heads)
+      .def_readonly("num_kv_heads", &ModelSpec::num_kv_heads)
+      .def_readonly("head_dim", &ModelSpec::head_dim)
+      .def_readonly("max_position", &ModelSpec::max_position)
+      .def_readonly("rms_norm_eps", &ModelSpec::rms_norm_eps)
+      .def_readonly("rope_theta", &ModelSpec::rope_theta)
+      .def_readonly("rope_scaling", &ModelSpec::rope_scaling)
+      .def_readonly("qkv_bias", &ModelSpec::qkv_bias)
+      .def_readonly("tied_embeddings", &ModelSpec::tied_embeddings)
+      .def_readonly("sliding_window", &ModelSpec::sliding_window);
+
+  module.def("expected_weights", [](const ModelSpec& spec) {
+    py::dict weights;
+    for (const WeightInfo& info : expected_weights(spec)) weights[py::str(info.name)] = py::tuple(py::cast(info.shape));
+    return weights;
+  });
+
+  py::class_<Weights, std::shared_ptr<Weights>>(module, "Weights")
+      .def(py::init([](const ModelSpec& spec, const std::string& dtype, int threads) {
+             return std::make_shared<Weights>(spec, parse_weight_format(dtype, "dtype"), threads);
+           }),
+           py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("threads"))
+      .def("set", &set_weight, py::arg("name"), py::arg("source_format"), py::arg("shape"), py::arg("data"))
+      .def("missing", &Weights::missing)
+      .def_property_readonly("bytes", &Weights::bytes)
+      .def_property_readonly("spec", &Weights::spec)
+      .def_property_readonly("dtype", [](const Weights& weights) {
+        return dtype_name(weights.format() == WeightFormat::kBf16 ? DType::kBf16 : DType::kF32);
+      });
+}
+
+}  // namespace llmsrv::bindings

@@ -1,0 +1,85 @@
+"""Who may include whom: the arrows of the design, held against every #include and import."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Folder of cpp/ -> folders it may use directly; what those use is allowed too.
+ARROWS = {
+    "base": [],
+    "tensor": ["base"],
+    "quant": ["tensor"],
+    "ops": ["tensor", "quant"],
+    "cpu": ["ops"],
+    "sched": ["base"],
+    "model": ["ops"],
+    "sample": ["tensor"],
+    "engine": ["sched", "model", "sample"],
+    "bindings": ["engine"],
+}
+# The one file that names a device.
+DEVICE_CHOOSER = "cpp/engine/backends.cc"
+
+
+def reachable(folder):
+    allowed = {folder}
+    for used in ARROWS[folder]:
+        allowed |= reachable(used)
+    return allowed
+
+
+def sources(folder, suffixes):
+    return sorted(path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+
+
+def test_core_includes_follow_the_arrows():
+    wrong = []
+    for path in sources("cpp", {".h", ".cc"}) + sources("python/bindings", {".h", ".cc"}):
+        relative = path.relative_to(ROOT).as_posix()
+        if relative.startswith("python/bindings/testing/"):
+            continue  # the testing module looks into every folder
+        folder = relative.split("/")[1]
+        allowed = reachable(folder) | ({"cpu"} if relative == DEVICE_CHOOSER else set())
+        for included in re.findall(r'#include "(?:cpp|python)/(\w+)/', path.read_text()):
+            if included not in allowed:
+                wrong.append(f"{relative} includes {included}/")
+    assert not wrong, wrong
+
+
+def test_core_knows_neither_python_nor_the_cuda_plug_in():
+    for path in sources("cpp", {".h", ".cc"}):
+        text = path.read_text()
+        assert not re.search(r"#include\s*[<\"](Python\.h|pybind11/|cuda)", text), path
+        assert '#include "cuda/' not in text, path
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_python_layers_import_downwards_only():
+    forbidden = {
+        "serve": ["llmsrv._core"],
+        "text": ["llmsrv._core", "llmsrv.service", "llmsrv.engine", "llmsrv.serve", "llmsrv.weights", "llmsrv.models"],
+        "weights": ["llmsrv.service", "llmsrv.engine", "llmsrv.serve", "llmsrv.text"],
+        "models": ["llmsrv.service", "llmsrv.engine", "llmsrv.serve", "llmsrv.text"],
+    }
+    for folder, modules in forbidden.items():
+        for path in sources(f"python/llmsrv/{folder}", {".py"}):
+            for imported in imported_modules(path):
+                assert not any(imported == m or imported.startswith(m + ".") for m in modules), f"{path}: {imported}"
+
+
+def test_the_service_knows_no_transport():
+    for name in ("service.py", "engine.py", "llm.py"):
+        for imported in imported_modules(ROOT / "python/llmsrv" / name):
+            assert not imported.startswith(("grpc", "llmsrv.serve", "llmsrv.v1", "google.protobuf")), (
+                f"{name}: {imported}"
+            )
