@@ -5,10 +5,13 @@
 
 namespace llmsrv::testing {
 
-void register_ops(pybind11::module_& module);
 void register_quant(pybind11::module_& module);
+void register_ops(pybind11::module_& module);
 void register_sched(pybind11::module_& module);
 void register_sample(pybind11::module_& module);
 void register_model(pybind11::module_& module);
+
+// Times operator new was called in this module since it was loaded.
+long allocation_count();
 
 }  // namespace llmsrv::testing

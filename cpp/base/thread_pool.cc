@@ -1,0 +1,111 @@
+#include "cpp/base/thread_pool.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpp/base/check.h"
+
+namespace llmsrv {
+namespace {
+
+// Operations of one step follow each other within a few microseconds: spinning that long saves two system calls per
+// operation. An idle process stops spinning after this and uses no CPU.
+constexpr std::chrono::microseconds kSpin{50};
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns once `value` differs from `old`: spins first, then sleeps in the kernel.
+void wait_for_change(const std::atomic<std::int32_t>& value, std::int32_t old) {
+  const auto give_up = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (value.load(std::memory_order_acquire) != old) return;
+      cpu_relax();
+    }
+  } while (std::chrono::steady_clock::now() < give_up);
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+// Each atomic has a cache line of its own: workers poll `epoch` while others count down `unfinished`.
+struct ThreadPool::State {
+  alignas(64) std::atomic<std::int32_t> epoch{0};       // a new value is an order to work (or to stop)
+  alignas(64) std::atomic<std::int32_t> unfinished{0};  // workers that have not finished the current order
+  alignas(64) const TeamFunction* work = nullptr;       // written before, read after `epoch` changes; null is "stop"
+  std::vector<std::thread> workers;
+
+  void work_until_stopped(int member) {
+    for (std::int32_t seen = 0;; ++seen) {
+      wait_for_change(epoch, seen);
+      if (work == nullptr) return;
+      (*work)(member);
+      if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished.notify_one();
+    }
+  }
+
+  void order(const TeamFunction* next) {
+    work = next;
+    epoch.fetch_add(1, std::memory_order_release);
+    epoch.notify_all();
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
+  LLMSRV_CHECK(threads >= 1);
+  for (int member = 1; member < threads; ++member) {
+    state_->workers.emplace_back([state = state_.get(), member] { state->work_until_stopped(member); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->order(nullptr);
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+void ThreadPool::run(TeamFunction work) {
+  if (threads_ == 1) return work(0);
+  state_->unfinished.store(threads_ - 1, std::memory_order_relaxed);
+  state_->order(&work);
+  work(0);
+  for (std::int32_t left; (left = state_->unfinished.load(std::memory_order_acquire)) != 0;) {
+    wait_for_change(state_->unfinished, left);
+  }
+}
+
+int physical_core_count() {
+  const int logical = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return logical > 0 ? logical : 1;
+
+  std::set<std::pair<int, int>> cores;  // (package, core) of every logical processor we may use
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+    std::ifstream package_file(topology + "physical_package_id");
+    std::ifstream core_file(topology + "core_id");
+    int package = 0;
+    int core = 0;
+    if (!(package_file >> package) || !(core_file >> core)) return CPU_COUNT(&allowed);
+    cores.emplace(package, core);
+  }
+  return cores.empty() ? 1 : static_cast<int>(cores.size());
+}
+
+}  // namespace llmsrv

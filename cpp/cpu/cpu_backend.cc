@@ -1,0 +1,212 @@
+#include "cpp/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpp/base/aligned_buffer.h"
+#include "cpp/base/check.h"
+#include "cpp/base/float16.h"
+#include "cpp/cpu/isa.h"
+#include "cpp/cpu/kernels.h"
+
+namespace llmsrv {
+namespace {
+
+using cpu::AttentionItem;
+using cpu::AttentionTask;
+using cpu::KernelTable;
+using cpu::LinearTask;
+
+// Below this many values an operation on rows is over sooner than a second thread could help.
+constexpr std::int64_t kAloneValues = 8192;
+
+// Row `row` of a packed matrix, as floats.
+void gather_row(const PackedMatrix& matrix, int row, float* out) {
+  const std::byte* lane = matrix.panel(row / PackedMatrix::kPanelRows) + row % PackedMatrix::kPanelRows * 4;
+  constexpr std::ptrdiff_t kLine = PackedMatrix::kPanelRows * 4;
+  if (matrix.format() == WeightFormat::kF32) {
+    for (int k = 0; k < matrix.cols(); ++k) std::memcpy(out + k, lane + k * kLine, sizeof(float));
+    return;
+  }
+  for (int k = 0; k < matrix.cols(); ++k) {
+    std::uint16_t value;
+    std::memcpy(&value, lane + k / 2 * kLine + k % 2 * 2, sizeof(value));
+    out[k] = bf16_to_float(value);
+  }
+}
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(ThreadPool& pool, CpuIsa isa) : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels) {}
+
+  std::string description() const override {
+    const int threads = pool_.size();
+    return "cpu (" + isa_.name + ", " + std::to_string(threads) + (threads == 1 ? " thread)" : " threads)");
+  }
+
+  std::size_t workspace_bytes(const StepLimits& limits) const override {
+    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size());
+  }
+
+  void reserve(const StepLimits& limits) override {
+    limits_ = limits;
+    scratch_ = AlignedBuffer(workspace_bytes(limits));
+  }
+
+  std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
+    return static_cast<std::size_t>(shape.kv_heads) * kv_head_bytes(shape, block_size, dtype);
+  }
+
+ private:
+  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) override {
+    for_rows(out.rows, out.cols, [&](int t) { gather_row(table, ids[static_cast<std::size_t>(t)], out.f32_row(t)); });
+  }
+
+  void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) override {
+    for_rows(in.rows, in.cols,
+             [&](int t) { kernels_.rms_norm(in.f32_row(t), weight.data(), in.cols, eps, out.f32_row(t)); });
+  }
+
+  void do_silu_mul(TensorView gate_up, TensorView out) override {
+    for_rows(out.rows, out.cols, [&](int t) {
+      const float* gate = gate_up.f32_row(t);
+      kernels_.silu_mul(gate, gate + out.cols, out.cols, out.f32_row(t));
+    });
+  }
+
+  void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
+                 TensorView out) override {
+    const LinearTask task{
+        .in = in.f32_row(0),
+        .in_stride = in.row_stride,
+        .tokens = in.rows,
+        .cols = in.cols,
+        .panels = reinterpret_cast<const std::uint8_t*>(weight.panel(0)),
+        .panel_bytes = weight.panel_bytes(),
+        .rows = weight.rows(),
+        .bias = bias.empty() ? nullptr : bias.data(),
+        .add = mode == Accumulate::kAdd,
+        .out = out.f32_row(0),
+        .out_stride = out.row_stride,
+    };
+    KernelTable::Linear* kernel = weight.format() == WeightFormat::kBf16 ? kernels_.linear_bf16 : kernels_.linear_f32;
+    pool_.run([&](int member) {
+      const ThreadPool::Range panels = pool_.share(weight.panels(), member);
+      kernel(task, panels.begin, panels.end);
+    });
+  }
+
+  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
+                            std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
+                            const KvLayer& cache) override {
+    const std::size_t head_bytes = kv_head_bytes(shape, cache.block_size, cache.dtype);
+    KernelTable::StoreKv* store = cache.dtype == DType::kBf16 ? kernels_.store_kv_bf16 : kernels_.store_kv_f32;
+    for_rows(qkv.rows, qkv.cols, [&](int t) {
+      const auto row = static_cast<std::size_t>(t);
+      const std::ptrdiff_t angles = static_cast<std::ptrdiff_t>(positions[row]) * (shape.head_dim / 2);
+      float* queries = qkv.f32_row(t);
+      for (int head = 0; head < shape.heads + shape.kv_heads; ++head) {  // keys follow the queries
+        kernels_.rotate(queries + head * shape.head_dim, rope.cos + angles, rope.sin + angles, shape.head_dim);
+      }
+      const float* keys = queries + shape.query_cols();
+      const float* values = keys + shape.kv_cols();
+      std::byte* block = cache.data + static_cast<std::size_t>(slots[row].block) * cache.block_bytes;
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const int column = head * shape.head_dim;
+        store(keys + column, values + column, shape.head_dim, cache.block_size, slots[row].offset,
+              reinterpret_cast<std::uint8_t*>(block + static_cast<std::size_t>(head) * head_bytes));
+      }
+    });
+  }
+
+  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
+                          std::span<const AttentionRange> ranges, const AttentionOptions& options,
+                          TensorView out) override {
+    LLMSRV_CHECK(shape.head_dim <= limits_.shape.head_dim);
+    for (const AttentionRange& range : ranges) LLMSRV_CHECK(range.context_len <= limits_.context_len);
+    const AttentionTask task{
+        .queries = qkv.f32_row(0),
+        .query_stride = qkv.row_stride,
+        .group = shape.heads / shape.kv_heads,
+        .head_dim = shape.head_dim,
+        .cache = reinterpret_cast<const std::uint8_t*>(cache.data),
+        .block_bytes = cache.block_bytes,
+        .head_bytes = kv_head_bytes(shape, cache.block_size, cache.dtype),
+        .block_size = cache.block_size,
+        .window = std::min(options.window.value_or(limits_.context_len), limits_.context_len),
+        .scale = options.scale,
+        .out = out.f32_row(0),
+        .out_stride = out.row_stride,
+    };
+    KernelTable::Attention* kernel = cache.dtype == DType::kBf16 ? kernels_.attention_bf16 : kernels_.attention_f32;
+    std::int64_t total_cost = 0;
+    for_items(task, shape.kv_heads, ranges, [&](const AttentionItem&, std::int64_t cost) { total_cost += cost; });
+    pool_.run([&](int member) {
+      float* scratch =
+          reinterpret_cast<float*>(scratch_.data() + scratch_bytes(limits_) * static_cast<std::size_t>(member));
+      std::int64_t cost_before = 0;
+      for_items(task, shape.kv_heads, ranges, [&](const AttentionItem& item, std::int64_t cost) {
+        // An item belongs to the member in whose share of the total cost its middle falls.
+        const std::int64_t owner = (2 * cost_before + cost) * pool_.size() / (2 * total_cost);
+        cost_before += cost;
+        if (owner == member) kernel(task, item, scratch);
+      });
+    });
+  }
+
+  // Calls visit(item, cost) for every attention item, always in the same order. The cost is the number of dot products.
+  template <typename Visit>
+  void for_items(const AttentionTask& task, int kv_heads, std::span<const AttentionRange> ranges,
+                 const Visit& visit) const {
+    for (const AttentionRange& range : ranges) {
+      const int queries = range.row_count * task.group;
+      for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+        for (int first = 0; first < queries; first += kernels_.query_tile) {
+          const int count = std::min(kernels_.query_tile, queries - first);
+          const int last_position = range.context_len - range.row_count + (first + count - 1) / task.group;
+          const std::int64_t seen = std::min(last_position + 1, task.window);
+          visit(AttentionItem{range.first_row, range.row_count, range.context_len, range.blocks, kv_head, first, count},
+                seen * count);
+        }
+      }
+    }
+  }
+
+  // Calls work(t) for every row, on one thread when that is over sooner.
+  template <typename Work>
+  void for_rows(int rows, int cols, const Work& work) {
+    if (static_cast<std::int64_t>(rows) * cols < kAloneValues) {
+      for (int t = 0; t < rows; ++t) work(t);
+      return;
+    }
+    pool_.run([&](int member) {
+      const ThreadPool::Range share = pool_.share(rows, member);
+      for (int t = share.begin; t < share.end; ++t) work(t);
+    });
+  }
+
+  // Scratch of one thread: whole cache lines, so that threads never write to the same one.
+  std::size_t scratch_bytes(const StepLimits& limits) const {
+    const std::size_t bytes =
+        sizeof(float) * kernels_.attention_scratch_floats(limits.context_len, limits.shape.head_dim);
+    return (bytes + 63) / 64 * 64;
+  }
+
+  static std::size_t kv_head_bytes(const HeadShape& shape, int block_size, DType dtype) {
+    return 2 * static_cast<std::size_t>(shape.head_dim) * static_cast<std::size_t>(block_size) * dtype_bytes(dtype);
+  }
+
+  ThreadPool& pool_;
+  const CpuIsa isa_;
+  const KernelTable& kernels_;
+  StepLimits limits_;
+  AlignedBuffer scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(ThreadPool& pool, const std::string& isa) {
+  return std::make_unique<CpuBackend>(pool, choose_cpu_isa(isa));
+}
+
+}  // namespace llmsrv

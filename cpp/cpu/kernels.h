@@ -1,0 +1,92 @@
+// The kernels of one instruction set, as a table of plain functions. Each works on one thread's share and allocates
+// nothing. This header and everything a kernel file includes is plain C or lives in an unnamed namespace: no inline
+// function compiled with AVX may be merged into code that runs without it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace llmsrv::cpu {
+
+// out[t, n] (+)= sum_k in[t, k] weight[n, k] + bias[n]
+struct LinearTask {
+  const float* in;  // [tokens, cols]
+  ptrdiff_t in_stride;
+  int tokens;
+  int cols;               // K
+  const uint8_t* panels;  // of the whole matrix (quant/packed_matrix.h)
+  size_t panel_bytes;
+  int rows;           // N
+  const float* bias;  // [rows], or null
+  bool add;           // to what `out` holds
+  float* out;         // [tokens, rows]
+  ptrdiff_t out_stride;
+};
+
+// What all shares of one attention call have in common.
+struct AttentionTask {
+  const float* queries;  // first row of qkv: the queries stand first in a row
+  ptrdiff_t query_stride;
+  int group;  // query heads per kv head
+  int head_dim;
+  const uint8_t* cache;
+  size_t block_bytes;
+  size_t head_bytes;  // keys and values of one kv head in one block
+  int block_size;
+  int window;  // tokens a row sees, itself included; the context length or more when there is no window
+  float scale;
+  float* out;  // [rows, heads * head_dim]
+  ptrdiff_t out_stride;
+};
+
+// A few queries of one sequence that share a kv head, and so share each load of a key or a value. Query i is row i /
+// group of the range and head i % group of the group.
+struct AttentionItem {
+  int first_row;  // of the range, in the step
+  int row_count;
+  int context_len;
+  const int32_t* blocks;
+  int kv_head;
+  int first_query;
+  int query_count;  // <= KernelTable::query_tile
+};
+
+struct KernelTable {
+  int query_tile;  // most queries of an AttentionItem
+
+  // Panels [first, end) of a matrix in the format of the name.
+  using Linear = void(const LinearTask& task, int first_panel, int end_panel);
+  Linear* linear_bf16;
+  Linear* linear_f32;
+
+  // One row.
+  void (*rms_norm)(const float* in, const float* weight, int cols, float eps, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
+
+  // One head of one row, in place; cos and sin are those of the row's position.
+  void (*rotate)(float* head, const float* cos, const float* sin, int head_dim);
+
+  // One head's key and value into slot `offset` of its part of a block.
+  using StoreKv = void(const float* key, const float* value, int head_dim, int block_size, int offset,
+                       uint8_t* head_block);
+  StoreKv* store_kv_bf16;
+  StoreKv* store_kv_f32;
+
+  // Floats of scratch that one attention item needs.
+  size_t (*attention_scratch_floats)(int context_len, int head_dim);
+  using Attention = void(const AttentionTask& task, const AttentionItem& item, float* scratch);
+  Attention* attention_bf16;
+  Attention* attention_f32;
+};
+
+namespace scalar {
+extern const KernelTable table;
+}
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+
+}  // namespace llmsrv::cpu

@@ -1,0 +1,85 @@
+// The shape contracts of every operation, checked once for all backends. A violation is our own bug, never a request's.
+#include "cpp/base/check.h"
+#include "cpp/ops/backend.h"
+
+namespace llmsrv {
+namespace {
+
+bool is_matrix(const TensorView& view, int rows, int cols) {
+  return view.dtype == DType::kF32 && view.rows == rows && view.cols == cols && view.row_stride >= cols &&
+         (view.data != nullptr || rows == 0);
+}
+
+bool is_head_shape(const HeadShape& shape) {
+  return shape.kv_heads > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0 && shape.head_dim > 0 &&
+         shape.head_dim % 2 == 0;
+}
+
+bool is_kv_layer(const KvLayer& cache) {
+  const bool known_block_size = cache.block_size == 8 || cache.block_size == 16 || cache.block_size == 32;
+  return cache.data != nullptr && cache.blocks > 0 && known_block_size && cache.block_bytes > 0;
+}
+
+int blocks_for(int tokens, int block_size) { return (tokens + block_size - 1) / block_size; }
+
+void check_range(const AttentionRange& range, int rows, const KvLayer& cache) {
+  LLMSRV_CHECK(range.first_row >= 0 && range.row_count > 0 && range.row_count <= rows - range.first_row);
+  LLMSRV_CHECK(range.context_len >= range.row_count && range.blocks != nullptr);
+  for (int i = 0; i < blocks_for(range.context_len, cache.block_size); ++i) {
+    LLMSRV_CHECK(range.blocks[i] >= 0 && range.blocks[i] < cache.blocks);
+  }
+}
+
+}  // namespace
+
+void Backend::embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) {
+  LLMSRV_CHECK(is_matrix(out, static_cast<int>(ids.size()), table.cols()));
+  for (const TokenId id : ids) LLMSRV_CHECK(id >= 0 && id < table.rows());
+  if (out.rows > 0) do_embed(ids, table, out);
+}
+
+void Backend::rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) {
+  const int cols = static_cast<int>(weight.size());
+  LLMSRV_CHECK(cols > 0 && is_matrix(in, in.rows, cols) && is_matrix(out, in.rows, cols));
+  LLMSRV_CHECK(eps >= 0);
+  if (in.rows > 0) do_rms_norm(in, weight, eps, out);
+}
+
+void Backend::linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
+                     TensorView out) {
+  LLMSRV_CHECK(weight.rows() > 0);
+  LLMSRV_CHECK(is_matrix(in, in.rows, weight.cols()) && is_matrix(out, in.rows, weight.rows()));
+  LLMSRV_CHECK(bias.empty() || bias.size() == static_cast<std::size_t>(weight.rows()));
+  if (in.rows > 0) do_linear(in, weight, bias, mode, out);
+}
+
+void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
+                                std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
+                                const KvLayer& cache) {
+  LLMSRV_CHECK(is_head_shape(shape) && is_matrix(qkv, qkv.rows, shape.qkv_cols()));
+  LLMSRV_CHECK(rope.cos != nullptr && rope.sin != nullptr && is_kv_layer(cache));
+  LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
+  LLMSRV_CHECK(positions.size() == static_cast<std::size_t>(qkv.rows) && slots.size() == positions.size());
+  for (const std::int32_t position : positions) LLMSRV_CHECK(position >= 0 && position < rope.positions);
+  for (const KvSlot& slot : slots) {
+    LLMSRV_CHECK(slot.block >= 0 && slot.block < cache.blocks && slot.offset >= 0 && slot.offset < cache.block_size);
+  }
+  if (qkv.rows > 0) do_rope_and_store_kv(qkv, shape, rope, positions, slots, cache);
+}
+
+void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
+                              std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out) {
+  LLMSRV_CHECK(is_head_shape(shape) && is_kv_layer(cache));
+  LLMSRV_CHECK(is_matrix(qkv, qkv.rows, shape.qkv_cols()) && is_matrix(out, qkv.rows, shape.query_cols()));
+  LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
+  LLMSRV_CHECK(!options.window || *options.window > 0);
+  for (const AttentionRange& range : ranges) check_range(range, qkv.rows, cache);
+  if (!ranges.empty()) do_paged_attention(qkv, shape, cache, ranges, options, out);
+}
+
+void Backend::silu_mul(TensorView gate_up, TensorView out) {
+  LLMSRV_CHECK(is_matrix(gate_up, gate_up.rows, 2 * out.cols) && is_matrix(out, gate_up.rows, out.cols));
+  if (out.rows > 0 && out.cols > 0) do_silu_mul(gate_up, out);
+}
+
+}  // namespace llmsrv

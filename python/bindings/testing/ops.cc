@@ -1,0 +1,176 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpp/base/thread_pool.h"
+#include "cpp/cpu/cpu_backend.h"
+#include "cpp/cpu/isa.h"
+#include "python/bindings/testing/testing.h"
+
+namespace py = pybind11;
+
+namespace llmsrv::testing {
+namespace {
+
+using Floats = py::array_t<float>;
+using Ints = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
+
+// A window onto a NumPy matrix, which may be a slice of columns.
+TensorView view(Floats& array) {
+  if (array.ndim() != 2 || (array.size() > 0 && array.strides(1) != sizeof(float))) {
+    throw std::invalid_argument("need a float32 matrix with adjacent columns");
+  }
+  const int cols = static_cast<int>(array.shape(1));
+  const int stride = array.shape(0) > 1 ? static_cast<int>(array.strides(0) / py::ssize_t{sizeof(float)}) : cols;
+  return {array.mutable_data(), DType::kF32, static_cast<int>(array.shape(0)), cols, stride};
+}
+
+std::span<const float> span(const Floats& array) { return {array.data(), static_cast<std::size_t>(array.size())}; }
+std::span<const std::int32_t> span(const Ints& array) { return {array.data(), static_cast<std::size_t>(array.size())}; }
+
+DType dtype_from_name(const std::string& name) {
+  if (name != "bf16" && name != "f32") throw std::invalid_argument("cache dtype '" + name + "'");
+  return name == "bf16" ? DType::kBf16 : DType::kF32;
+}
+
+// A backend with a pool of its own.
+struct TestBackend {
+  TestBackend(int threads, const std::string& isa) : pool(threads), backend(make_cpu_backend(pool, isa)) {}
+  ThreadPool pool;
+  std::unique_ptr<Backend> backend;
+};
+
+// One layer's cache.
+struct KvCache {
+  KvCache(const TestBackend& test, const HeadShape& head_shape, int block_size, const std::string& dtype, int blocks)
+      : shape(head_shape) {
+    layer.block_size = block_size;
+    layer.dtype = dtype_from_name(dtype);
+    layer.blocks = blocks;
+    layer.block_bytes = test.backend->kv_block_bytes(shape, block_size, layer.dtype);
+    buffer = AlignedBuffer(layer.block_bytes * static_cast<std::size_t>(blocks));
+    layer.data = buffer.data();
+  }
+  HeadShape shape;
+  AlignedBuffer buffer;
+  KvLayer layer;
+};
+
+void rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const Floats& sin, const Ints& positions,
+                       const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache) {
+  const RopeTable rope{cos.data(), sin.data(), static_cast<int>(cos.shape(0))};
+  std::vector<KvSlot> kv_slots;
+  for (const auto& [block, offset] : slots) kv_slots.push_back({block, offset});
+  const TensorView rows = view(qkv);
+  py::gil_scoped_release release;
+  test.backend->rope_and_store_kv(rows, cache.shape, rope, span(positions), kv_slots, cache.layer);
+}
+
+// ranges: (first_row, row_count, context_len, block ids). Returns how often operator new was called inside the
+// operation.
+long paged_attention(TestBackend& test, Floats qkv, KvCache& cache,
+                     const std::vector<std::tuple<int, int, int, std::vector<BlockId>>>& ranges, float scale,
+                     std::optional<int> window, Floats out) {
+  std::vector<AttentionRange> attention_ranges;
+  for (const auto& [first_row, row_count, context_len, blocks] : ranges) {
+    attention_ranges.push_back({first_row, row_count, context_len, blocks.data()});
+  }
+  const TensorView in_view = view(qkv);
+  const TensorView out_view = view(out);
+  py::gil_scoped_release release;
+  const long before = allocation_count();
+  test.backend->paged_attention(in_view, cache.shape, cache.layer, attention_ranges, {scale, window}, out_view);
+  return allocation_count() - before;
+}
+
+long linear(TestBackend& test, Floats in, const PackedMatrix& weight, const std::optional<Floats>& bias, bool add,
+            Floats out) {
+  const TensorView in_view = view(in);
+  const TensorView out_view = view(out);
+  const std::span<const float> bias_values = bias ? span(*bias) : std::span<const float>();
+  py::gil_scoped_release release;
+  const long before = allocation_count();
+  test.backend->linear(in_view, weight, bias_values, add ? Backend::Accumulate::kAdd : Backend::Accumulate::kStore,
+                       out_view);
+  return allocation_count() - before;
+}
+
+void register_backend(py::module_& m) {
+  py::class_<TestBackend>(m, "CpuBackend")
+      .def(py::init<int, const std::string&>(), py::arg("threads") = 1, py::arg("isa") = "")
+      .def_property_readonly("description", [](const TestBackend& test) { return test.backend->description(); })
+      .def(
+          "reserve",
+          [](TestBackend& test, int tokens, int sequences, int context_len, int hidden_cols, const HeadShape& shape) {
+            test.backend->reserve({tokens, sequences, context_len, hidden_cols, shape});
+          },
+          py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("context_len"), py::arg("hidden_cols"),
+          py::arg("shape"))
+      .def(
+          "embed",
+          [](TestBackend& test, const Ints& ids, const PackedMatrix& table, Floats out) {
+            const long before = allocation_count();
+            test.backend->embed(span(ids), table, view(out));
+            return allocation_count() - before;
+          },
+          py::arg("ids"), py::arg("table"), py::arg("out").noconvert())
+      .def(
+          "rms_norm",
+          [](TestBackend& test, Floats in, const Floats& weight, float eps, Floats out) {
+            const long before = allocation_count();
+            test.backend->rms_norm(view(in), span(weight), eps, view(out));
+            return allocation_count() - before;
+          },
+          py::arg("x").noconvert(), py::arg("weight"), py::arg("eps"), py::arg("out").noconvert())
+      .def("linear", &linear, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
+           py::arg("out").noconvert())
+      .def(
+          "silu_mul",
+          [](TestBackend& test, Floats gate_up, Floats out) {
+            const long before = allocation_count();
+            test.backend->silu_mul(view(gate_up), view(out));
+            return allocation_count() - before;
+          },
+          py::arg("gate_up").noconvert(), py::arg("out").noconvert())
+      .def("rope_and_store_kv", &rope_and_store_kv, py::arg("qkv").noconvert(), py::arg("cos"), py::arg("sin"),
+           py::arg("positions"), py::arg("slots"), py::arg("cache"))
+      .def("paged_attention", &paged_attention, py::arg("qkv").noconvert(), py::arg("cache"), py::arg("ranges"),
+           py::arg("scale"), py::arg("window"), py::arg("out").noconvert());
+}
+
+}  // namespace
+
+void register_ops(py::module_& m) {
+  m.def("available_cpu_isas", &available_cpu_isas);
+  m.def("cpu_isa_from_environment", &cpu_isa_from_environment);
+  m.def("physical_core_count", &physical_core_count);
+  m.def("allocation_count", &allocation_count);
+
+  py::class_<HeadShape>(m, "HeadShape")
+      .def(py::init([](int heads, int kv_heads, int head_dim) { return HeadShape{heads, kv_heads, head_dim}; }),
+           py::arg("heads"), py::arg("kv_heads"), py::arg("head_dim"))
+      .def_readonly("heads", &HeadShape::heads)
+      .def_readonly("kv_heads", &HeadShape::kv_heads)
+      .def_readonly("head_dim", &HeadShape::head_dim);
+
+  register_backend(m);
+
+  py::class_<KvCache>(m, "KvCache")
+      .def(py::init<const TestBackend&, const HeadShape&, int, const std::string&, int>(), py::arg("backend"),
+           py::arg("shape"), py::arg("block_size"), py::arg("dtype"), py::arg("blocks"))
+      .def_property_readonly("nbytes", [](const KvCache& cache) { return cache.buffer.size(); })
+      .def(
+          "fill",  // every byte of the cache; 0xff makes every element a NaN
+          [](KvCache& cache, int byte) { std::memset(cache.buffer.data(), byte, cache.buffer.size()); },
+          py::arg("byte"));
+}
+
+}  // namespace llmsrv::testing

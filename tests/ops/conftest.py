@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llmsrv import _testing
+
+ISAS = _testing.available_cpu_isas()
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Each instruction set of this machine."""
+    return request.param
+
+
+@pytest.fixture
+def backend(isa):
+    return _testing.CpuBackend(threads=2, isa=isa)
+
+
+@pytest.fixture(params=["bf16", "f32"])
+def dtype(request):
+    """How weights or the cache are stored."""
+    return request.param
+
+
+@pytest.fixture
+def rng(request):
+    """Numbers that depend on the test's own name alone, so that a failure repeats."""
+    return np.random.default_rng(list(request.node.name.encode()))

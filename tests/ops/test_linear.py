@@ -1,0 +1,83 @@
+"""linear: right for every shape, and each row's bits are its own."""
+
+from __future__ import annotations
+
+import cases
+import numpy as np
+import pytest
+import reference
+from closeness import assert_close, assert_same_bits
+from conftest import ISAS
+from llmsrv import _testing
+
+# (N, K): around the panel of 16 rows, the pair of columns and every vector width.
+SHAPES = [(1, 1), (1, 2), (7, 3), (8, 8), (15, 16), (16, 15), (17, 17), (31, 33), (33, 31), (96, 64), (113, 129), (240, 97)]
+
+
+def make_case(rng, tokens, n, k, dtype):
+    return cases.normal(rng, tokens, k), reference.stored(cases.normal(rng, n, k), dtype)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_matches_the_reference(backend, rng, dtype, n, k):
+    for tokens in cases.TOKEN_COUNTS:
+        x, weight = make_case(rng, tokens, n, k, dtype)
+        out = cases.linear(backend, x, cases.pack(weight, dtype))
+        assert_close(out, reference.linear(x, weight), "linear")
+
+
+@pytest.mark.parametrize("n", [5, 16, 100])
+def test_bias_and_accumulation(backend, rng, dtype, n):
+    x, weight = make_case(rng, 5, n, 40, dtype)
+    bias, before = cases.normal(rng, n), cases.normal(rng, 5, n)
+    matrix = cases.pack(weight, dtype)
+    assert_close(cases.linear(backend, x, matrix, bias), reference.linear(x, weight, bias), "linear")
+    assert_close(cases.linear(backend, x, matrix, None, before), reference.linear(x, weight, None, before), "linear")
+    assert_close(cases.linear(backend, x, matrix, bias, before), reference.linear(x, weight, bias, before), "linear")
+
+
+def test_no_rows_is_no_work(backend, rng):
+    matrix = cases.pack(cases.normal(rng, 20, 12), "f32")
+    backend.linear(np.empty((0, 12), np.float32), matrix, None, False, np.empty((0, 20), np.float32))
+
+
+def test_special_values_stay_in_their_row(backend, rng, dtype):
+    x, weight = make_case(rng, 6, 35, 21, dtype)
+    x[1, 20], x[3, 0], x[4, 7] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        assert_close(cases.linear(backend, x, cases.pack(weight, dtype)), reference.linear(x, weight), "linear")
+
+
+def test_reads_a_slice_of_columns(backend, rng, dtype):
+    wide, weight = make_case(rng, 9, 48, 36, dtype)
+    wide = np.concatenate([np.full((9, 3), np.nan, np.float32), wide, np.full((9, 4), np.nan, np.float32)], axis=1)
+    x = wide[:, 3:-4]
+    assert_close(cases.linear(backend, x, cases.pack(weight, dtype)), reference.linear(x, weight), "linear")
+
+
+@pytest.mark.parametrize(("n", "k"), [(112, 96), (49, 131)])
+def test_a_row_does_not_see_its_neighbours(backend, rng, dtype, n, k):
+    x, weight = make_case(rng, 64, n, k, dtype)
+    matrix = cases.pack(weight, dtype)
+    alone = np.concatenate([cases.linear(backend, x[t : t + 1], matrix) for t in range(64)])
+    for tokens in range(1, 65):
+        assert_same_bits(cases.linear(backend, x[:tokens], matrix), alone[:tokens], f"first {tokens} rows")
+
+
+def test_threads_do_not_change_bits(isa, rng, dtype):
+    x, weight = make_case(rng, 19, 200, 70, dtype)
+    matrix = cases.pack(weight, dtype)
+    results = [cases.linear(_testing.CpuBackend(threads, isa), x, matrix) for threads in (1, 2, 3)]
+    assert_same_bits(results[1], results[0], "2 threads")
+    assert_same_bits(results[2], results[0], "3 threads")
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 12, 29])
+def test_fused_tables_agree_bit_for_bit(rng, dtype, tokens):
+    """One chain of fused operations per output: the width of the vectors cannot show."""
+    fused = [isa for isa in ISAS if isa != "scalar"]
+    x, weight = make_case(rng, tokens, 100, 77, dtype)
+    matrix = cases.pack(weight, dtype)
+    results = {isa: cases.linear(_testing.CpuBackend(2, isa), x, matrix) for isa in fused}
+    for isa in fused[1:]:
+        assert_same_bits(results[isa], results[fused[0]], f"{isa} and {fused[0]}")
