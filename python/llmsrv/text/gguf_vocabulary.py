@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 import tokenizers
@@ -233,13 +234,17 @@ def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
 
 def _content_hash(metadata: Mapping[str, object]) -> str:
     """Covers every entry that shapes ids or text. REQUIRES: those entries have been validated."""
-    content = {
-        key: list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
-        for key, value in metadata.items()
-        if key.startswith("tokenizer.ggml.")
-    }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=float)
+    shaping = {"model", "pre", "tokens", "token_type", "add_bos_token", "add_eos_token", "add_space_prefix"}
+    shaping |= {f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown")}
+    shaping.add("merges" if metadata["tokenizer.ggml.model"] == "gpt2" else "scores")
+    content = {name: metadata.get(f"tokenizer.ggml.{name}") for name in sorted(shaping)}
+    text = json.dumps(content, separators=(",", ":"), default=_plain)
     return hashlib.sha256(b"gguf\0" + text.encode("ascii")).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """NumPy arrays and numbers as JSON can write them."""
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else list(cast(Iterable[object], value))
 
 
 def _value(metadata: Mapping[str, object], key: str) -> object:
@@ -294,8 +299,11 @@ def _numbers(metadata: Mapping[str, object], key: str, count: int) -> list[float
     entries = _entries(metadata, key)
     if len(entries) != count:
         raise ValueError(f"{key}: has {len(entries)} entries, but tokenizer.ggml.tokens has {count}")
-    array = np.asarray(entries)
-    if array.dtype.kind not in "iuf":
+    try:
+        array = np.asarray(entries)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{key}: must be an array of numbers: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
         raise ValueError(f"{key}: must be an array of numbers")
     numbers = array.astype(np.float64)
     if not np.isfinite(numbers).all():
