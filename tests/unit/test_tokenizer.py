@@ -28,7 +28,7 @@ TEXTS = [
     "  leading, inner   and trailing  \n",
     "a\n\n\nb\r\n\tc \t\n d",
     "def f(x: int) -> int:\n    return x ** 2  # 日本語\n",
-    "0 12 1234567 3.14159 v2",
+    "0 12 1234567 3.14159 v2  7\r\n8 ½ ²",
     "naïve café, e\u0301 n\u0303 Ünïcödé ﬁ",
     "中文字符。한국어 العربية हिन्दी ไทย",
     "👩\u200d👩\u200d👧 🇩🇪 👍🏽 \u200b\ufeff\x00\x01",
@@ -57,6 +57,10 @@ def test_smollm2_ids_equal_transformers(smollm2, smollm2_path):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     reference = transformers.AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
+    # Its conversion forgets that SmolLM2 cuts digits off first, which shows where spaces stand before a digit.
+    reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     for text in TEXTS:
         ids = smollm2.encode(text)
         assert ids == reference.encode(text), text
