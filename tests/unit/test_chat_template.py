@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+
 from llmsrv.text.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "Hi <b> é"}]

@@ -6,10 +6,11 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from llmsrv.text.detokenizer import IncrementalDetokenizer
-from llmsrv.text.tokenizer import Tokenizer
 from tokenizers import decoders, models
 from vocabularies import BYTE_LEVEL, SENTENCE_PIECE, byte_level_ids, sentence_piece_ids
+
+from llmsrv.text.detokenizer import IncrementalDetokenizer
+from llmsrv.text.tokenizer import Tokenizer
 
 # Bytes of characters of each length, of surrogates, of U+FFFD itself, beyond the last code point, and never valid.
 TELLING_BYTES = b" ab\xc3\xa9\xe4\xb8\xad\xed\xa0\x80\xf0\x9f\x91\x8d\xef\xbf\xbd\xf4\x90\xff"

@@ -10,8 +10,6 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from llmsrv.text.pre_tokenizers import PRE_TOKENIZERS
-from llmsrv.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from vocabularies import (
     BYTE_LEVEL,
@@ -20,6 +18,9 @@ from vocabularies import (
     byte_level_metadata,
     sentence_piece_metadata,
 )
+
+from llmsrv.text.pre_tokenizers import PRE_TOKENIZERS
+from llmsrv.text.tokenizer import Tokenizer
 
 TEXTS = [
     "",

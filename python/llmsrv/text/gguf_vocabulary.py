@@ -14,9 +14,10 @@ from typing import cast
 
 import numpy as np
 import tokenizers
+from tokenizers import AddedToken, models, normalizers
+
 from llmsrv.text.parts import TokenizerParts, library_errors
 from llmsrv.text.pre_tokenizers import PRE_TOKENIZERS
-from tokenizers import AddedToken, models, normalizers
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # values of tokenizer.ggml.token_type
 

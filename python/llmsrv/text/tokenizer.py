@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+from tokenizers import AddedToken
+
 from llmsrv.text.gguf_vocabulary import parse_byte_piece, parts_from_gguf
 from llmsrv.text.parts import Alphabet, TokenizerParts, library_errors
-from tokenizers import AddedToken
 
 
 class Tokenizer:
