@@ -15,7 +15,6 @@ import itertools
 import math
 import os
 import struct
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -206,25 +205,24 @@ class _Header:
             raise self._error(self._at - 4, f"{what} has the unknown type {kind}")
         at = self._at
         self._need(count * dtype.itemsize, what)
-        values = np.frombuffer(self._buffer, dtype, count, at).copy()
+        values: NDArray[Any] = np.frombuffer(self._buffer, dtype, count, at).copy()
         self._at = at + count * dtype.itemsize
-        if kind != _BOOL:
-            return values
-        if np.any(values > 1):
-            raise self._error(at, f"{what} has a boolean that is neither 0 nor 1")
-        return values.astype(np.bool_)
+        if kind == _BOOL:
+            if np.any(values > 1):
+                raise self._error(at, f"{what} has a boolean that is neither 0 nor 1")
+            values = values.astype(np.bool_)
+        return values
 
     def _strings(self, count: int, what: str) -> list[str]:
         """A tokenizer's table has 100,000 entries and more: this loop is most of the time of opening a file."""
         buffer, end, at = self._buffer, self._end, self._at
-        read_length: Callable[..., tuple[int]] = _U64.unpack_from  # type: ignore[assignment]
+        read_length = _U64.unpack_from
         strings: list[str] = []
         try:
             for _ in range(count):
                 start = at + 8
-                # A slice beyond the end would be cut short silently; the length before it fails by itself.
                 at = start + read_length(buffer, at)[0]
-                if at > end:
+                if at > end:  # a slice would be cut short silently
                     raise self._error(start - 8, f"string {len(strings)} of {what} ends beyond the end of the file")
                 strings.append(str(buffer[start:at], "utf-8"))
         except struct.error:
@@ -252,7 +250,8 @@ class _Header:
                     f"tensor {name!r} ends at byte {start + offset + nbytes}, beyond the end of the file "
                     f"({self._end} bytes); the file is truncated or corrupt",
                 )
-            tensors[name] = StoredTensor(name, tuple(reversed(dimensions)), _TENSOR_TYPES[kind], start + offset, nbytes)
+            shape = tuple(reversed(dimensions))
+            tensors[name] = StoredTensor(self._path, name, shape, _TENSOR_TYPES[kind], start + offset, nbytes)
         self._refuse_overlaps(tensors)
         return tensors
 

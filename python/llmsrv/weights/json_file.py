@@ -30,7 +30,7 @@ def parse_json_object(text: bytes, where: str) -> dict[str, object]:
 
 
 def read_json_object(path: str | os.PathLike[str], max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, object]:
-    """Reads a small JSON file. Raises OSError when it cannot be opened, ValueError when it is malformed or too large."""
+    """Reads a small JSON file. Raises OSError when it cannot be opened, ValueError when malformed or too large."""
     path = Path(path)
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):

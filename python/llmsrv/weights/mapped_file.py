@@ -32,6 +32,7 @@ BLOCK_SIZES: dict[str, tuple[int, int]] = {
 class StoredTensor:
     """Where one tensor lies in its file. `shape` is [out, in] for a matrix, [n] for a vector."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     format: str  # a key of BLOCK_SIZES

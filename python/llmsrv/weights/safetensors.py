@@ -7,12 +7,10 @@ Our own reader, because views of bfloat16 and the wording of errors both need it
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from llmsrv.weights.json_file import parse_json_object, read_json_object
 from llmsrv.weights.mapped_file import BLOCK_SIZES, MappedFile, StoredTensor
@@ -28,97 +26,61 @@ _MAX_DIMENSIONS = 8
 _MAX_INTEGER = 2**63 - 1
 
 
-class SafetensorsFile:
-    """One safetensors file: its tensor table and views of its data without a copy."""
+def read_safetensors_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """All tensors of a model folder: those of `model.safetensors`, or of the shards that its index names.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Reads the header. Raises OSError when the file cannot be opened and ValueError when it is malformed."""
-        self._file = MappedFile(path)
-        self.path = self._file.path
-        self.size = self._file.size
-        try:
-            self.tensors: dict[str, StoredTensor] = _read_table(self._file)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def data(self, name: str) -> memoryview:
-        """The bytes of one tensor, valid while it is held. Raises KeyError for a name that is not in `tensors`."""
-        tensor = self.tensors[name]
-        return self._file.slice(tensor.offset, tensor.nbytes)
-
-    def drop_pages(self, name: str) -> None:
-        """Takes a tensor's bytes out of resident memory; they can be read again."""
-        tensor = self.tensors[name]
-        self._file.drop_pages(tensor.offset, tensor.nbytes)
-
-    def close(self) -> None:
-        """Ends the mapping. Views that are still held keep it alive. Idempotent."""
-        self._file.close()
+    Raises ValueError when a file is missing, malformed, or disagrees with the index.
+    """
+    folder = Path(folder)
+    index = folder / INDEX_NAME
+    if index.exists():
+        return _read_shards(index)
+    single = folder / SINGLE_NAME
+    if single.exists():
+        return read_safetensors(single)
+    raise ValueError(f"{folder}: there is neither {SINGLE_NAME} nor {INDEX_NAME}")
 
 
-class SafetensorsFolder:
-    """All tensors of a model folder: `model.safetensors`, or the shards that its index names."""
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """The tensors of one file, by name. Raises OSError when it cannot be opened, ValueError when it is malformed."""
+    file = MappedFile(path)
+    try:
+        return _read_table(file)
+    finally:
+        file.close()
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Opens every file. Raises ValueError when one is missing, malformed, or disagrees with the index."""
-        self.path = Path(folder)
-        self._files: dict[str, SafetensorsFile] = {}
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            if (self.path / INDEX_NAME).exists():
-                self._owner = self._open_shards()
-            elif (self.path / SINGLE_NAME).exists():
-                self._files[SINGLE_NAME] = SafetensorsFile(self.path / SINGLE_NAME)
-                self._owner = dict.fromkeys(self._files[SINGLE_NAME].tensors, SINGLE_NAME)
-            else:
-                raise ValueError(f"{self.path}: there is neither {SINGLE_NAME} nor {INDEX_NAME}")
-            undo.pop_all()
-        self.tensors: dict[str, StoredTensor] = {
-            name: self._files[owner].tensors[name] for name, owner in self._owner.items()
-        }
-        self.size = sum(file.size for file in self._files.values())
 
-    def data(self, name: str) -> memoryview:
-        """The bytes of one tensor, valid while it is held. Raises KeyError for a name that is not in `tensors`."""
-        return self._files[self._owner[name]].data(name)
+def _read_shards(index: Path) -> dict[str, StoredTensor]:
+    owner = _read_index(index)
+    shards = sorted(set(owner.values()))
+    missing = [shard for shard in shards if not (index.parent / shard).exists()]
+    if missing:
+        raise ValueError(f"{index}: shards that the index names are missing: {_some(missing)}")
+    tables = {shard: read_safetensors(index.parent / shard) for shard in shards}
+    absent = [f"{name} in {shard}" for name, shard in owner.items() if name not in tables[shard]]
+    if absent:
+        raise ValueError(f"{index}: tensors that the index names are missing: {_some(absent)}")
+    unlisted = [f"{name} in {shard}" for shard in shards for name in tables[shard] if owner.get(name) != shard]
+    if unlisted:
+        raise ValueError(f"{index}: the index does not name these tensors of its shards: {_some(unlisted)}")
+    return {name: tables[shard][name] for name, shard in owner.items()}
 
-    def drop_pages(self, name: str) -> None:
-        """Takes a tensor's bytes out of resident memory; they can be read again."""
-        self._files[self._owner[name]].drop_pages(name)
 
-    def close(self) -> None:
-        """Ends all mappings. Idempotent."""
-        for file in self._files.values():
-            file.close()
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor name → shard file name. Shards must lie in the folder itself: the index is not trusted."""
+    weight_map = read_json_object(path, _MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{path}: weight_map is missing or empty")
+    for name, shard in weight_map.items():
+        if not _is_shard_name(shard):
+            raise ValueError(f"{path}: tensor {name!r} is said to be in {shard!r}, which is not a file of this folder")
+    return weight_map
 
-    def __enter__(self) -> SafetensorsFolder:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _open_shards(self) -> dict[str, str]:
-        """Opens what the index names and returns which shard holds which tensor."""
-        index = self.path / INDEX_NAME
-        owner = _read_index(index)
-        shards = sorted(set(owner.values()))
-        missing = [shard for shard in shards if not (self.path / shard).exists()]
-        if missing:
-            raise ValueError(f"{index}: shards that the index names are missing: {', '.join(missing)}")
-        for shard in shards:
-            self._files[shard] = SafetensorsFile(self.path / shard)
-        absent = [f"{name} in {shard}" for name, shard in owner.items() if name not in self._files[shard].tensors]
-        if absent:
-            raise ValueError(f"{index}: tensors that the index names are missing: {_some(absent)}")
-        unlisted = [
-            f"{name} in {shard}" for shard in shards for name in self._files[shard].tensors if owner.get(name) != shard
-        ]
-        if unlisted:
-            raise ValueError(f"{index}: the index does not name these tensors of its shards: {_some(unlisted)}")
-        return owner
+def _is_shard_name(value: object) -> bool:
+    return (
+        isinstance(value, str) and value.endswith(".safetensors") and value.isprintable() and Path(value).name == value
+    )
 
 
 def _read_table(file: MappedFile) -> dict[str, StoredTensor]:
@@ -139,8 +101,8 @@ def _read_table(file: MappedFile) -> dict[str, StoredTensor]:
     expected = data_start
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != expected:
-            kind = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
-            raise ValueError(f"{file.path}: tensor {tensor.name!r} at byte {tensor.offset} {kind}")
+            problem = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
+            raise ValueError(f"{file.path}: tensor {tensor.name!r} at byte {tensor.offset} {problem}")
         expected = tensor.offset + tensor.nbytes
     if expected != file.size:
         raise ValueError(
@@ -178,27 +140,11 @@ def _stored_tensor(path: Path, name: str, entry: object, data_start: int) -> Sto
     nbytes = math.prod(shape) * BLOCK_SIZES[_FORMATS[dtype]][1]
     if end - begin != nbytes:
         raise ValueError(f"{where}: {dtype} {shape} is {nbytes} bytes, but data_offsets span {end - begin}")
-    return StoredTensor(name, tuple(shape), _FORMATS[dtype], data_start + begin, nbytes)
+    return StoredTensor(path, name, tuple(shape), _FORMATS[dtype], data_start + begin, nbytes)
 
 
 def _is_integers(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_INTEGER for item in value)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    """Tensor name → shard file name. Shards must lie in the folder itself: the index is not trusted."""
-    weight_map = read_json_object(path, _MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{path}: weight_map is missing or empty")
-    for name, shard in weight_map.items():
-        if (
-            not isinstance(shard, str)
-            or not shard.endswith(".safetensors")
-            or "\0" in shard
-            or Path(shard).name != shard
-        ):
-            raise ValueError(f"{path}: tensor {name!r} is said to be in {shard!r}, which is not a file of this folder")
-    return weight_map
 
 
 def _some(names: list[str]) -> str:
