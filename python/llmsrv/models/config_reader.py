@@ -7,6 +7,7 @@ known to change nothing, or have the value that switches it off.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,24 @@ class ConfigReader:
             raise self.error(key, f"needs a number from {low:g} to {high:g}")
         return float(value)
 
+    def optional_integer(self, key: str, *, low: int, high: int = MAX_INT) -> int | None:
+        """An integer in [low, high], or None when absent."""
+        return self.integer(key, low=low, high=high) if self.has(key) else None
+
+    def optional_number(self, key: str, *, low: float, high: float) -> float | None:
+        """A finite number in [low, high], or None when absent."""
+        return self.number(key, low=low, high=high) if self.has(key) else None
+
+    def integers(self, key: str, *, low: int, high: int) -> list[int]:
+        """One integer in [low, high] or a list of them; empty when absent."""
+        value = self._get(key)
+        if value is None:
+            return []
+        items: list[Any] = value if isinstance(value, list) else [value]
+        if not all(type(item) is int and low <= item <= high for item in items):
+            raise self.error(key, f"needs integers from {low} to {high}")
+        return items
+
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
         value = self._get(key)
@@ -74,6 +93,25 @@ class ConfigReader:
             raise self.error(key, "needs a list of strings")
         return value
 
+    def token_content(self, key: str) -> str | None:
+        """A token written as a string or as an object with `content`; None when absent."""
+        value = self._get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is not None and not isinstance(value, str):
+            raise self.error(key, "needs a token")
+        return value
+
+    def named_text(self, key: str, name: str) -> str | None:
+        """A string, or the one called `name` in a list of {"name", "template"}; None when absent."""
+        value = self._get(key)
+        if isinstance(value, list):
+            named = [item for item in value if isinstance(item, dict) and item.get("name") == name]
+            value = named[0].get("template") if named else None
+        if value is not None and not isinstance(value, str):
+            raise self.error(key, "needs a string or a list of named strings")
+        return value
+
     def section(self, key: str) -> Mapping[str, object]:
         """An object; empty when absent."""
         value = self._get(key)
@@ -90,22 +128,25 @@ class ConfigReader:
             raise self.error(key, why)
 
     def finish(self, harmless: Collection[str], harmless_prefixes: tuple[str, ...] = ()) -> None:
-        """Refuses keys that were neither read nor are known to change nothing. null and false switch a key off."""
-        unknown = [
-            key
-            for key, value in self._values.items()
+        """Refuses keys that were neither read nor are known to change nothing."""
+        leftover = self.leftover(harmless, harmless_prefixes)
+        if leftover:
+            raise ValueError(
+                f"{self.where}: keys that are not supported and may change the computation: {', '.join(leftover)}. "
+                "Remove those that do not"
+            )
+
+    def leftover(self, harmless: Collection[str], harmless_prefixes: tuple[str, ...]) -> list[str]:
+        """`key = value` of all keys that were not read, but for the harmless ones. null and false switch a key off."""
+        return [
+            f"{key} = {_short(value)}"
+            for key, value in sorted(self._values.items())
             if key not in self._read
             and key not in harmless
-            and not key.startswith(harmless_prefixes or ("\0",))
+            and not key.startswith(harmless_prefixes)
             and value is not None
             and value is not False
         ]
-        if unknown:
-            listed = ", ".join(f"{key} = {_short(self._values[key])}" for key in sorted(unknown))
-            raise ValueError(
-                f"{self.where}: keys that are not supported and may change the computation: {listed}. "
-                "Remove those that do not"
-            )
 
     def error(self, key: str, problem: str) -> ValueError:
         """An error about one key, naming its value."""

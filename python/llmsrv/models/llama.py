@@ -96,6 +96,7 @@ def blueprint_from_config(config: ConfigReader, tensors: Mapping[str, StoredTens
 def dimensions_from_config(config: ConfigReader) -> dict[str, Any]:
     """The ModelSpec fields that Llama and its descendants write in the same way."""
     config.require("hidden_act", "silu", "only silu is supported")
+    config.require("quantization_config", None, "quantized safetensors are not supported; use a GGUF file")
     heads = config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     theta, scaling = rope_from_config(config)
@@ -226,7 +227,7 @@ def uninterleaved_rows(heads: int, head_dim: int) -> NDArray[np.int64]:
     other, as rows 2j and 2j + 1.
     """
     within = np.arange(head_dim).reshape(head_dim // 2, 2).T.reshape(head_dim)  # 0, 2, 4, ..., 1, 3, 5, ...
-    return (np.arange(heads)[:, None] * head_dim + within).reshape(heads * head_dim)
+    return np.asarray(np.arange(heads)[:, None] * head_dim + within).reshape(heads * head_dim)
 
 
 def _split_layer(weight: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Mistral: MistralForCausalLM folders. Llama with sliding-window attention in all layers. Its GGUF files say "llama"."""
+"""Mistral: MistralForCausalLM folders. Llama with a sliding window in all layers. Its GGUF files say "llama"."""
 
 from __future__ import annotations
 

@@ -58,9 +58,7 @@ def _sliding_window(config: ConfigReader, num_layers: int) -> int | None:
     if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise config.error("layer_types", "needs one of full_attention and sliding_attention for each layer")
     if len(set(kinds)) > 1:
-        raise config.error(
-            "max_window_layers", "layers with and without a sliding window in one model are not supported"
-        )
+        raise config.error("max_window_layers", "a sliding window in only some layers is not supported")
     if kinds[0] == "full_attention":
         return None
     if not enabled:

@@ -11,6 +11,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 # Values per block and bytes per block of the formats that the core can unpack, by the core's names.
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
@@ -80,3 +81,36 @@ class MappedFile:
         self._view.release()
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+class TensorReader:
+    """Reads stored tensors, mapping each file when it is first needed. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, MappedFile] = {}
+
+    def data(self, tensor: StoredTensor) -> memoryview:
+        """The tensor's bytes without a copy, valid while they are held.
+
+        Raises ValueError when the file has become too short since the tensor was found in it.
+        """
+        if tensor.path not in self._files:
+            self._files[tensor.path] = MappedFile(tensor.path)
+        return self._files[tensor.path].slice(tensor.offset, tensor.nbytes)
+
+    def drop_pages(self, tensor: StoredTensor) -> None:
+        """Takes the tensor's bytes out of resident memory. REQUIRES: data() was called for it."""
+        self._files[tensor.path].drop_pages(tensor.offset, tensor.nbytes)
+
+    def close(self) -> None:
+        """Ends all mappings. Idempotent."""
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
