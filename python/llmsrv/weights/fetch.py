@@ -130,9 +130,9 @@ def fetch_demo_model(name: str, *, progress: ProgressCallback = no_progress) -> 
     demo = DEMO_MODELS[name]
     folder = cache_folder()
     target = folder / demo.file_name
-    if _is_verified(target, demo):
-        return target
     try:
+        if _is_verified(target, demo):
+            return target
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive(folder / f".{demo.file_name}.lock"):
             # Another process may have fetched it while this one waited; or only the stamp was lost.
