@@ -1,0 +1,1 @@
+"""Reading model files: GGUF, safetensors folders, fetching, and loading into the core."""

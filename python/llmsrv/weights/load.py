@@ -1,0 +1,80 @@
+"""Weights of a checked model → the core. One pass over the files in their own order, one tensor at a time.
+
+Bytes go from the mapping straight into the core's packed memory; pages that were read are given back at once, so that
+loading needs no second copy of the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llmsrv._core import Weights
+from llmsrv.weights.mapped_file import StoredTensor, TensorReader
+from llmsrv.weights.model_files import GenerationDefaults, ModelFiles, inspect_model
+from llmsrv.weights.progress import ProgressCallback, no_progress, show_progress
+from numpy.typing import NDArray
+
+__all__ = [
+    "GenerationDefaults",
+    "ModelFiles",
+    "inspect_model",
+    "load_weights",
+    "resolve_dtype",
+    "show_progress",
+]
+
+DTYPES = ("bfloat16", "float32")
+_COMPARED_BYTES = 16 << 20
+
+
+def resolve_dtype(dtype: str) -> str:
+    """The name that the core knows: "auto" is bfloat16. Raises ValueError for any other unknown name."""
+    if dtype == "auto":
+        return "bfloat16"
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not supported; known are auto, {', '.join(DTYPES)}")
+    return dtype
+
+
+def load_weights(
+    files: ModelFiles, *, dtype: str = "auto", threads: int, progress: ProgressCallback = no_progress
+) -> Weights:
+    """Reads all weights. Raises ValueError when the files have changed since they were inspected."""
+    weights = Weights(files.spec, dtype=resolve_dtype(dtype), threads=threads)
+    jobs = [(weight, source, files.tensors[source.tensor]) for weight, source in files.blueprint.sources.items()]
+    jobs.sort(key=lambda job: (job[2].path, job[2].offset))
+    total = sum(tensor.nbytes for _, _, tensor in jobs)
+    done = 0
+    progress(done, total)
+    with TensorReader() as reader:
+        for copy, original in files.blueprint.copies.items():
+            _check_copy(reader, files.tensors[copy], files.tensors[original])
+        for weight, source, tensor in jobs:
+            data = reader.data(tensor)
+            if source.rows is not None:
+                data = _gather_rows(data, source.rows)
+            weights.set(weight, tensor.format, tensor.shape, data)
+            reader.drop_pages(tensor)
+            done += tensor.nbytes
+            progress(done, total)
+    return weights
+
+
+def _gather_rows(data: memoryview, rows: NDArray[np.int64]) -> memoryview:
+    """The bytes with row rows[r] at place r. Rows are whole blocks in every format, so they move as they are."""
+    return np.frombuffer(data, np.uint8).reshape(rows.size, -1)[rows].reshape(-1).data
+
+
+def _check_copy(reader: TensorReader, copy: StoredTensor, original: StoredTensor) -> None:
+    """Refuses a tensor that is said to be tied to another one but holds something else."""
+    first, second = reader.data(copy), reader.data(original)
+    same = (copy.format, copy.shape) == (original.format, original.shape) and all(
+        first[at : at + _COMPARED_BYTES].tobytes() == second[at : at + _COMPARED_BYTES].tobytes()
+        for at in range(0, copy.nbytes, _COMPARED_BYTES)
+    )
+    reader.drop_pages(copy)
+    reader.drop_pages(original)
+    if not same:
+        raise ValueError(
+            f"{copy.path}: {copy.name} differs from {original.name}, although the configuration says that they are "
+            "tied. If the checkpoint is right, set tie_word_embeddings to false"
+        )
