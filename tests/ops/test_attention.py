@@ -11,7 +11,20 @@ from llmsrv import _testing
 
 BLOCK_SIZES = [8, 16, 32]
 # heads, kv_heads, head_dim: grouped, alone, more queries than a tile, odd sizes of head.
-SHAPES = [(9, 3, 64), (4, 4, 80), (14, 2, 64), (10, 1, 96), (2, 1, 128), (1, 1, 256), (6, 2, 48), (3, 1, 32), (4, 2, 16), (2, 2, 8), (2, 1, 2), (2, 1, 34)]
+SHAPES = [
+    (9, 3, 64),
+    (4, 4, 80),
+    (14, 2, 64),
+    (10, 1, 96),
+    (2, 1, 128),
+    (1, 1, 256),
+    (6, 2, 48),
+    (3, 1, 32),
+    (4, 2, 16),
+    (2, 2, 8),
+    (2, 1, 2),
+    (2, 1, 34),
+]
 
 
 class Sequence:

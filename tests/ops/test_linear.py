@@ -11,7 +11,20 @@ from conftest import ISAS
 from llmsrv import _testing
 
 # (N, K): around the panel of 16 rows, the pair of columns and every vector width.
-SHAPES = [(1, 1), (1, 2), (7, 3), (8, 8), (15, 16), (16, 15), (17, 17), (31, 33), (33, 31), (96, 64), (113, 129), (240, 97)]
+SHAPES = [
+    (1, 1),
+    (1, 2),
+    (7, 3),
+    (8, 8),
+    (15, 16),
+    (16, 15),
+    (17, 17),
+    (31, 33),
+    (33, 31),
+    (96, 64),
+    (113, 129),
+    (240, 97),
+]
 
 
 def make_case(rng, tokens, n, k, dtype):

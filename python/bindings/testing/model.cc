@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <span>
 
 #include "cpp/engine/backends.h"
 #include "cpp/model/decoder.h"
 #include "cpp/model/rope.h"
+#include "cpp/sample/sampler.h"
 #include "python/bindings/testing/testing.h"
 
 namespace py = pybind11;
@@ -19,44 +21,94 @@ namespace {
 
 constexpr int kBlockSize = 16;
 
+// One sequence over a decoder of its own; its blocks lie in reverse order, which must not matter.
+class LoneSequence {
+ public:
+  LoneSequence(const Weights& weights, int context_len, int chunk, DType kv_dtype, int threads, const std::string& isa)
+      : pool_(threads),
+        backend_(make_backend(pool_, isa)),
+        table_(static_cast<std::size_t>((context_len + kBlockSize - 1) / kBlockSize)),
+        cache_(cache_shape(weights.spec(), kv_dtype), pool_),
+        decoder_(weights, *backend_, cache_, {chunk, 1, chunk, context_len}) {
+    std::iota(table_.rbegin(), table_.rend(), 0);
+  }
+
+  // Logits of the next tokens. [tokens.size(), vocab]; valid until the next call.
+  TensorView extend(std::span<const TokenId> tokens) {
+    inputs_.tokens.assign(tokens.begin(), tokens.end());
+    inputs_.positions.clear();
+    inputs_.slots.clear();
+    inputs_.ranges.clear();
+    rows_.clear();
+    const int count = static_cast<int>(tokens.size());
+    for (int row = 0; row < count; ++row) {
+      const int position = length_ + row;
+      inputs_.positions.push_back(position);
+      inputs_.slots.push_back({table_[static_cast<std::size_t>(position / kBlockSize)], position % kBlockSize});
+      rows_.push_back(row);
+    }
+    length_ += count;
+    inputs_.ranges.push_back({0, count, length_, table_.data()});
+    decoder_.forward(inputs_);
+    return decoder_.logits(rows_);
+  }
+  ThreadPool& pool() { return pool_; }
+
+ private:
+  KvCacheShape cache_shape(const ModelSpec& spec, DType dtype) const {
+    return {spec.num_layers, static_cast<int>(table_.size()), kBlockSize, dtype,
+            backend_->kv_block_bytes(spec.heads(), kBlockSize, dtype)};
+  }
+
+  ThreadPool pool_;
+  std::unique_ptr<Backend> backend_;
+  std::vector<BlockId> table_;
+  KvCache cache_;
+  Decoder decoder_;
+  StepInputs inputs_;
+  std::vector<int> rows_;
+  int length_ = 0;
+};
+
 // [tokens, vocab]
 py::array_t<float> forward_logits(const Weights& weights, const std::vector<TokenId>& tokens, int chunk,
                                   const std::string& kv_cache_dtype, int threads, const std::string& isa) {
-  const ModelSpec& spec = weights.spec();
-  const int count = static_cast<int>(tokens.size());
-  ThreadPool pool(threads);
-  const std::unique_ptr<Backend> backend = make_backend(pool, isa);
   const DType dtype = kv_cache_dtype == dtype_name(DType::kF32) ? DType::kF32 : DType::kBf16;
-  const int blocks = (count + kBlockSize - 1) / kBlockSize;
-  const KvCacheShape shape{spec.num_layers, blocks, kBlockSize, dtype,
-                           backend->kv_block_bytes(spec.heads(), kBlockSize, dtype)};
-  const KvCache cache(shape, pool);
-  Decoder decoder(weights, *backend, cache, {chunk, 1, chunk, count});
-
-  std::vector<BlockId> table(static_cast<std::size_t>(blocks));
-  std::iota(table.begin(), table.end(), 0);
-  std::reverse(table.begin(), table.end());  // block order must not matter
-  py::array_t<float> result({count, spec.vocab_size});
+  const int count = static_cast<int>(tokens.size());
+  const int vocab = weights.spec().vocab_size;
+  LoneSequence sequence(weights, count, chunk, dtype, threads, isa);
+  py::array_t<float> result({count, vocab});
   for (int first = 0; first < count; first += chunk) {
     const int rows = std::min(chunk, count - first);
-    StepInputs inputs;
-    std::vector<int> all_rows;
-    for (int i = 0; i < rows; ++i) {
-      const int position = first + i;
-      inputs.tokens.push_back(tokens[static_cast<std::size_t>(position)]);
-      inputs.positions.push_back(position);
-      inputs.slots.push_back({table[static_cast<std::size_t>(position / kBlockSize)], position % kBlockSize});
-      all_rows.push_back(i);
-    }
-    inputs.ranges.push_back({0, rows, first + rows, table.data()});
-    decoder.forward(inputs);
-    const TensorView logits = decoder.logits(all_rows);
-    for (int i = 0; i < rows; ++i) {
-      std::memcpy(result.mutable_data(first + i, 0), logits.f32_row(i),
-                  static_cast<std::size_t>(spec.vocab_size) * sizeof(float));
+    const TensorView logits = sequence.extend(std::span(tokens).subspan(static_cast<std::size_t>(first),
+                                                                        static_cast<std::size_t>(rows)));
+    for (int row = 0; row < rows; ++row) {
+      std::memcpy(result.mutable_data(first + row, 0), logits.f32_row(row),
+                  static_cast<std::size_t>(vocab) * sizeof(float));
     }
   }
   return result;
+}
+
+// Allocations of `steps` decode steps, sampling included, after a prompt and two steps to warm up.
+long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt, int steps) {
+  constexpr int kWarmUpSteps = 2;
+  const int count = static_cast<int>(prompt.size());
+  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, DType::kBf16, 2, "");
+  Sampler sampler(weights.spec().vocab_size, count, sequence.pool());
+  SamplingParams params;
+  params.top_k = 20;
+  params.top_p = 0.9f;
+  params.repetition_penalty = 1.1f;
+  std::vector<SampleRow> rows(prompt.size());
+  for (SampleRow& row : rows) row = {&params, prompt, {}, {}, 1, 0, std::nullopt};
+  TokenId next = sampler.sample(sequence.extend(prompt), rows).back().token;
+  long before = 0;
+  for (int step = 0; step < kWarmUpSteps + steps; ++step) {
+    if (step == kWarmUpSteps) before = allocation_count();
+    next = sampler.sample(sequence.extend({&next, 1}), std::span(rows).first(1))[0].token;
+  }
+  return allocation_count() - before;
 }
 
 }  // namespace
@@ -65,6 +117,7 @@ void register_model(py::module_& module) {
   py::module_::import("llmsrv._core");  // its types are arguments here
   module.def("forward_logits", &forward_logits, py::arg("weights"), py::arg("tokens"), py::kw_only(),
              py::arg("chunk") = 64, py::arg("kv_cache_dtype") = "float32", py::arg("threads") = 1, py::arg("isa") = "");
+  module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(), py::arg("steps"));
   module.def("rope_frequencies", &rope_frequencies, py::arg("spec"));
 }
 

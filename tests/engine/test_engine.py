@@ -1,0 +1,287 @@
+"""The engine's other promises: one ending (P2), isolation (P4), bounds (P6), cancellation in every phase (P7)."""
+
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+from harness import EOS, MAX_LEN, VOCAB, collect, engine, prompt, request, run, tiny_spec, tiny_weights
+
+from llmsrv import _core
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return tiny_weights()
+
+
+def settled(running):
+    """Stats once nothing runs; the last update may be a step away."""
+    for _ in range(200):
+        stats = running.stats()
+        if stats.running == stats.waiting == stats.kv_blocks_held == 0:
+            return stats
+        time.sleep(0.01)
+    raise AssertionError(f"{stats.running} run, {stats.waiting} wait, {stats.kv_blocks_held} blocks are held")
+
+
+def test_ends_by_length_stop_id_and_eos(weights):
+    with engine(weights) as running:
+        (free,) = run(running, [request("a", prompt(3, 10), sampling={"temperature": 0.0}, stopping={"max_tokens": 8})])
+        tokens = free.token_ids[0]
+        assert (free.reasons[0], len(tokens)) == ("length", 8)
+        stop = tokens[4]
+        (stopped,) = run(
+            running,
+            [request("b", prompt(3, 10), sampling={"temperature": 0.0},
+                     stopping={"max_tokens": 8, "stop_token_ids": [stop]})],
+        )  # fmt: skip
+        assert stopped.reasons[0] == "stop"
+        assert stopped.token_ids[0] == tokens[: tokens.index(stop) + 1]
+        stats = settled(running)
+    assert stats.requests == {"length": 1, "stop": 1}
+    with engine(weights, eos_token_ids=[stop]) as running:
+        by_eos, ignoring = run(
+            running,
+            [request("c", prompt(3, 10), sampling={"temperature": 0.0}, stopping={"max_tokens": 8}),
+             request("d", prompt(3, 10), sampling={"temperature": 0.0}, stopping={"max_tokens": 8, "ignore_eos": True})],
+        )  # fmt: skip
+    assert by_eos.token_ids[0] == stopped.token_ids[0]
+    assert ignoring.token_ids[0] == tokens
+
+
+def test_no_stop_before_min_tokens(weights):
+    allowed = {"temperature": 0.0, "logit_bias": {EOS: 100.0}}
+    with engine(weights) as running:
+        now, later = run(
+            running,
+            [request("now", prompt(1, 5), sampling=allowed, stopping={"max_tokens": 10}),
+             request("later", prompt(1, 5), sampling=allowed, stopping={"max_tokens": 10, "min_tokens": 4})],
+        )  # fmt: skip
+    assert now.token_ids[0] == [EOS]
+    assert len(later.token_ids[0]) == 4
+    assert later.token_ids[0][-1] == EOS
+    assert EOS not in later.token_ids[0][:-1]
+
+
+def test_max_tokens_defaults_to_what_the_context_leaves(weights):
+    with engine(weights) as running:
+        (result,) = run(running, [request("a", prompt(1, MAX_LEN - 7), stopping={"ignore_eos": True})])
+    assert len(result.token_ids[0]) == 7
+    assert result.usage == (MAX_LEN - 7, 7)
+
+
+BAD = [
+    ({"prompt": []}, "input"),
+    ({"prompt": [-1]}, "input.token_ids[0]"),
+    ({"prompt": [3, VOCAB]}, "input.token_ids[1]"),
+    ({"prompt": [3] * MAX_LEN}, "input"),
+    ({"id": ""}, "request_id"),
+    ({"id": "x" * 300}, "request_id"),
+    ({"sampling.temperature": -0.1}, "sampling.temperature"),
+    ({"sampling.temperature": math.nan}, "sampling.temperature"),
+    ({"sampling.temperature": math.inf}, "sampling.temperature"),
+    ({"sampling.top_p": 0.0}, "sampling.top_p"),
+    ({"sampling.top_p": 1.1}, "sampling.top_p"),
+    ({"sampling.top_p": math.nan}, "sampling.top_p"),
+    ({"sampling.top_k": -1}, "sampling.top_k"),
+    ({"sampling.min_p": 1.5}, "sampling.min_p"),
+    ({"sampling.frequency_penalty": 2.5}, "sampling.frequency_penalty"),
+    ({"sampling.presence_penalty": -2.5}, "sampling.presence_penalty"),
+    ({"sampling.repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+    ({"sampling.n": 0}, "sampling.n"),
+    ({"sampling.n": 10_000}, "sampling.n"),
+    ({"sampling.logit_bias": {VOCAB: 1.0}}, f"sampling.logit_bias[{VOCAB}]"),
+    ({"sampling.logit_bias": {3: 1e9}}, "sampling.logit_bias[3]"),
+    ({"sampling.logit_bias": {3: math.nan}}, "sampling.logit_bias[3]"),
+    ({"sampling.allowed_token_ids": [VOCAB]}, "sampling.allowed_token_ids[0]"),
+    ({"sampling.allowed_token_ids": [EOS], "stopping.min_tokens": 2}, "sampling.allowed_token_ids"),
+    ({"stopping.max_tokens": 0}, "stopping.max_tokens"),
+    ({"stopping.max_tokens": MAX_LEN}, "stopping.max_tokens"),
+    ({"stopping.max_tokens": 2, "stopping.min_tokens": 3}, "stopping.min_tokens"),
+    ({"stopping.min_tokens": -1}, "stopping.min_tokens"),
+    ({"stopping.stop_token_ids": [-5]}, "stopping.stop_token_ids[0]"),
+    ({"stopping.stop_strings": [""]}, "stopping.stop_strings[0]"),
+    ({"output.top_logprobs": 21, "output.logprobs": True}, "output.top_logprobs"),
+    ({"output.top_logprobs": 3}, "output.top_logprobs"),
+]
+
+
+def spoil(id, changes):
+    fields = {"prompt": [3, 4, 5], "id": id} | {k: v for k, v in changes.items() if "." not in k}
+    parts = {"sampling": {}, "stopping": {}, "output": {}}
+    for name, value in changes.items():
+        if "." in name:
+            part, key = name.split(".")
+            parts[part][key] = value
+    return request(fields["id"], fields["prompt"], **parts)
+
+
+def test_every_bad_field_is_named_and_a_stream_beside_is_unharmed(weights):
+    canary = request("canary", prompt(9, 20), sampling={"seed": 3}, stopping={"max_tokens": 70, "ignore_eos": True})
+    with engine(weights) as running:
+        (expected,) = run(running, [canary])
+        key = running.submit(canary)
+        for number, (changes, field) in enumerate(BAD):
+            bad = spoil(f"bad-{number}", changes)
+            assert field in [path for path, _ in running.validate(bad)], changes
+            with pytest.raises(_core.StatusError) as refused:
+                running.submit(bad)
+            assert refused.value.code == _core.status_codes()["INVALID_ARGUMENT"]
+            assert field in [path for path, _ in refused.value.violations]
+        assert collect(running, [key])[key].token_ids == expected.token_ids
+        stats = settled(running)
+    assert stats.healthy
+    assert stats.requests == {"length": 2, "INVALID_ARGUMENT": len(BAD)}
+
+
+def test_all_violations_come_at_once(weights):
+    with engine(weights) as running:
+        bad = spoil("bad", {"sampling.temperature": -1.0, "sampling.top_p": 2.0, "stopping.max_tokens": 0})
+        assert {path for path, _ in running.validate(bad)} == {
+            "sampling.temperature", "sampling.top_p", "stopping.max_tokens",
+        }  # fmt: skip
+
+
+def test_a_model_that_yields_nan_fails_its_request_and_no_other():
+    """Token 50's embedding is NaN: only a prompt that holds it is hurt."""
+    spec = tiny_spec()
+    weights = _core.Weights(spec, dtype="float32", threads=1)
+    generator = np.random.default_rng(0)
+    for name, shape in _core.expected_weights(spec).items():
+        values = generator.normal(scale=1.0 / np.sqrt(shape[-1]), size=shape).astype(np.float32)
+        if name == "embed":
+            values[50] = np.nan
+        weights.set(name, "f32", list(shape), values)
+    good = request("good", [3, 4, 5], sampling={"allowed_token_ids": [3, 4, 5], "seed": 1}, stopping={"max_tokens": 20})
+    with engine(weights) as running:
+        # The tied head makes every row's logit of token 50 NaN: no row is usable, each request gets its own error.
+        results = run(running, [good, request("bad", [3, 50, 4], stopping={"max_tokens": 5})])
+        assert [result.finals for result in results] == [1, 1]
+        assert all(result.error.code == _core.status_codes()["INTERNAL"] for result in results)
+        assert settled(running).healthy
+
+
+def test_queue_limits_refuse_at_once_and_recover(weights):
+    with engine(weights, max_queued_requests=4, max_num_seqs=1, max_num_batched_tokens=16) as running:
+        keys, refused = [], 0
+        started = time.monotonic()
+        for number in range(50):
+            try:
+                keys.append(running.submit(request(str(number), prompt(number, 20), stopping={"max_tokens": 50})))
+            except _core.StatusError as error:
+                assert error.code == _core.status_codes()["RESOURCE_EXHAUSTED"]
+                refused += 1
+        assert time.monotonic() - started < 2
+        assert refused >= 40
+        collect(running, keys)
+        (after,) = run(running, [request("after", prompt(1, 4), stopping={"max_tokens": 2})])
+        assert after.finals == 1
+        assert settled(running).requests["RESOURCE_EXHAUSTED"] == refused
+
+
+def test_queued_tokens_are_limited(weights):
+    with engine(weights, max_queued_tokens=50, max_num_seqs=1, max_num_batched_tokens=8) as running:
+        keys = [running.submit(request("runs", prompt(1, 60), stopping={"max_tokens": 30, "ignore_eos": True}))]
+        with pytest.raises(_core.StatusError, match="max_queued_tokens"):
+            for number in range(10):
+                keys.append(running.submit(request(str(number), prompt(1, 20), stopping={"max_tokens": 2})))
+        collect(running, keys)
+
+
+def test_an_id_in_flight_is_refused_and_free_again_afterwards(weights):
+    with engine(weights) as running:
+        key = running.submit(request("same", prompt(1, 5), stopping={"max_tokens": 60, "ignore_eos": True}))
+        with pytest.raises(_core.StatusError) as refused:
+            running.submit(request("same", prompt(1, 5)))
+        assert refused.value.code == _core.status_codes()["ALREADY_EXISTS"]
+        collect(running, [key])
+        run(running, [request("same", prompt(1, 5), stopping={"max_tokens": 2})])
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+def test_abort_in_every_phase_frees_the_blocks(weights, phase):
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 2}
+    with engine(weights, **options) as running:
+        blocker = running.submit(request("first", prompt(1, 60), stopping={"max_tokens": 30, "ignore_eos": True}))
+        key = blocker
+        if phase == "queued":
+            key = running.submit(request("second", prompt(2, 60)))
+        if phase == "decode":
+            while not any(output.token_ids for output in running.wait_outputs(1000)):
+                pass
+        assert running.abort(key)
+        result = collect(running, [key] if phase != "queued" else [key, blocker])[key]
+        assert result.reasons == {0: "aborted"}
+        assert not running.abort(key)
+        assert settled(running).requests["aborted"] == 1
+
+
+def test_a_stop_by_the_front_end_counts_as_stop(weights):
+    with engine(weights) as running:
+        key = running.submit(request("a", prompt(1, 5), stopping={"max_tokens": 80, "ignore_eos": True}))
+        assert running.stop(key)
+        assert collect(running, [key])[key].reasons == {0: "stop"}
+        assert settled(running).requests == {"stop": 1}
+
+
+def test_aborts_at_random_moments_leave_nothing_behind(weights):
+    choose = random.Random(1)
+    with engine(weights, max_num_batched_tokens=8) as running:
+        keys = []
+        for number in range(200):
+            keys.append(
+                running.submit(
+                    request(str(number), prompt(number, choose.randint(1, 40)), sampling={"n": choose.randint(1, 3)},
+                            stopping={"max_tokens": choose.randint(1, 40)})
+                )
+            )  # fmt: skip
+            for victim in choose.sample(keys, min(len(keys), 2)):
+                if choose.random() < 0.5:
+                    running.abort(victim)
+        results = collect(running, keys)
+        assert all(result.finals == 1 for result in results.values())
+        assert sum(settled(running).requests.values()) == 200
+
+
+def test_shutdown_ends_everything_as_aborted(weights):
+    with engine(weights) as running:
+        keys = [running.submit(request(str(i), prompt(i, 10), stopping={"ignore_eos": True})) for i in range(20)]
+        running.shutdown()
+        results = collect(running, keys)
+        assert all(result.finals == 1 for result in results.values())
+        with pytest.raises(_core.StatusError) as refused:
+            running.submit(request("late", prompt(1, 5)))
+        assert refused.value.code == _core.status_codes()["UNAVAILABLE"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 7}, "block_size must be 8, 16 or 32"),
+        ({"max_num_batched_tokens": 4}, "max_num_batched_tokens"),
+        ({"max_model_len": 1000}, "the model ends at 256"),
+        ({"eos_token_ids": [VOCAB]}, "not in the vocabulary"),
+        ({"kv_cache_memory": 4096}, "largest max_model_len that fits is"),
+    ],
+)
+def test_bad_configurations_are_refused_with_a_reason(weights, options, message):
+    with pytest.raises(ValueError, match=message), engine(weights, **options):
+        pass
+
+
+def test_missing_weights_are_listed():
+    weights = _core.Weights(tiny_spec(), dtype="float32", threads=1)
+    with pytest.raises(ValueError, match=r"weights are missing.*layers\.1\.up"), engine(weights):
+        pass
+
+
+def test_idle_engine_uses_no_processor(weights):
+    with engine(weights) as running:
+        run(running, [request("a", prompt(1, 5), stopping={"max_tokens": 2})])
+        settled(running)
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.05

@@ -1,0 +1,105 @@
+"""Promise P3: a request's ids and log-probabilities are bit-equal whatever else runs and however it is computed."""
+
+import pytest
+from harness import engine, pool_of, prompt, request, run, tiny_weights
+
+SAMPLING = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 11},
+    {"temperature": 1.2, "min_p": 0.02, "seed": 13, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+]
+
+
+def probe(id="probe", sampling=0, length=37, max_tokens=30):
+    return request(
+        id,
+        prompt(100 + sampling, length),
+        sampling=SAMPLING[sampling],
+        stopping={"max_tokens": max_tokens, "ignore_eos": True},
+        output={"logprobs": True, "top_logprobs": 3, "prompt_logprobs": True},
+    )
+
+
+def others(count):
+    return [
+        request(f"other-{i}", prompt(i, 5 + 9 * i), sampling={"seed": i}, stopping={"max_tokens": 4 + 5 * i})
+        for i in range(count)
+    ]
+
+
+def essence(result):
+    assert result.finals == 1
+    assert result.error is None
+    return result.token_ids, result.logprobs, result.prompt_logprobs, result.reasons
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def weights(request):
+    return tiny_weights(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(weights):
+    """Each probe by itself, its prompt in one piece."""
+    results = []
+    for sampling in range(len(SAMPLING)):
+        with engine(weights, threads=1) as running:
+            results.append(essence(run(running, [probe(sampling=sampling)])[0]))
+    return results
+
+
+@pytest.mark.parametrize("sampling", range(len(SAMPLING)))
+def test_among_seven_others(weights, alone, sampling):
+    with engine(weights) as running:
+        results = run(running, [*others(3), probe(sampling=sampling), *others(7)[3:]])
+    assert essence(results[3]) == alone[sampling]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 256])
+def test_any_chunk_size(weights, alone, chunk):
+    with engine(weights, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8)) as running:
+        results = run(running, [probe(str(i), sampling=i) for i in range(len(SAMPLING))])
+    assert [essence(result) for result in results] == alone
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_tiny_pool_with_preemption(weights, alone, block_size):
+    # Each probe needs 67 tokens; the pool holds one whole sequence and a bit of another.
+    pool = pool_of(weights, blocks=-(-96 // block_size) + 2, block_size=block_size)
+    with engine(weights, max_num_batched_tokens=16, **pool) as running:
+        results = run(running, [probe(str(i), sampling=i) for i in range(len(SAMPLING))])
+        stats = running.stats()
+    assert stats.preemptions > 0
+    assert stats.recomputed_tokens > 0
+    assert sum(result.preemptions for result in results) == stats.preemptions
+    assert [essence(result) for result in results] == alone
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads(weights, alone, threads):
+    with engine(weights, threads=threads) as running:
+        assert essence(run(running, [probe(sampling=2)])[0]) == alone[2]
+
+
+def test_choices_are_what_they_are_alone(weights):
+    """Choice i of n = 3 is the same with other requests around it, and the choices differ."""
+    three = request(
+        "three", prompt(1, 20), sampling={"n": 3, "seed": 5}, stopping={"max_tokens": 12, "ignore_eos": True}
+    )
+    with engine(weights) as running:
+        quiet = run(running, [three])[0]
+        busy = run(running, [*others(4), three])[4]
+    assert quiet.token_ids == busy.token_ids
+    assert len({tuple(tokens) for tokens in quiet.token_ids.values()}) == 3
+    assert quiet.usage == (20, 36)
+
+
+def test_same_seed_same_tokens_and_no_seed_other_tokens(weights):
+    def draw(id, **sampling):
+        return request(id, prompt(1, 20), sampling=sampling, stopping={"max_tokens": 20, "ignore_eos": True})
+
+    with engine(weights) as running:
+        a, b, c, d = run(running, [draw("a", seed=1), draw("b", seed=1), draw("c"), draw("d")])
+    assert a.token_ids == b.token_ids
+    assert c.token_ids != d.token_ids
