@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from llmsrv.weights.fetch import fetch_demo_model
 
 # The machines that run this are shared: a slow example is not a failure. Every failure prints how to run it again.

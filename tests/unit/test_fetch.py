@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from llmsrv.weights import fetch
 from llmsrv.weights.fetch import DEMO_MODELS, DemoModel, FetchError, cache_folder, fetch_demo_model, resolve_model
 

@@ -10,8 +10,9 @@ import pytest
 from gguf_builder import ARRAY, STRING, Gguf, Tensor, array, scalar, small_gguf, string, text, u32, u64
 from hypothesis import given
 from hypothesis import strategies as st
-from llmsrv.weights.gguf import GgufFile
 from refusal import refusal, refusal_and_peak
+
+from llmsrv.weights.gguf import GgufFile
 
 
 def write(tmp_path, data):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmsrv.weights.mapped_file import TensorReader
-from llmsrv.weights.safetensors import read_safetensors, read_safetensors_folder
 from refusal import refusal, refusal_and_peak
 from safetensors.numpy import save_file
+
+from llmsrv.weights.mapped_file import TensorReader
+from llmsrv.weights.safetensors import read_safetensors, read_safetensors_folder
 
 ENTRIES = {
     "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from llmsrv._core import ModelSpec
 from numpy.typing import NDArray
+
+from llmsrv._core import ModelSpec
 
 
 @dataclass(frozen=True)

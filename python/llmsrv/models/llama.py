@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from llmsrv._core import ModelSpec, expected_weights
 from llmsrv.models.blueprint import Blueprint, WeightSource
 from llmsrv.models.config_reader import ConfigReader
 from llmsrv.models.rope import rope_from_config, rope_from_gguf
 from llmsrv.weights.gguf import GgufFile
 from llmsrv.weights.mapped_file import StoredTensor
-from numpy.typing import NDArray
 
 ARCHITECTURE = "LlamaForCausalLM"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
+
 from llmsrv._core import RopeScaling
 from llmsrv.models.config_reader import MAX_INT, ConfigReader
-from numpy.typing import NDArray
 
 _DEFAULT_THETA = 10000.0
 _MAX_THETA = 1e12

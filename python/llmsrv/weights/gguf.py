@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from llmsrv.weights.mapped_file import BLOCK_SIZES, MappedFile, StoredTensor
 from numpy.typing import NDArray
+
+from llmsrv.weights.mapped_file import BLOCK_SIZES, MappedFile, StoredTensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

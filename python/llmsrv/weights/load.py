@@ -7,11 +7,12 @@ loading needs no second copy of the model.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
 from llmsrv._core import Weights
 from llmsrv.weights.mapped_file import StoredTensor, TensorReader
 from llmsrv.weights.model_files import GenerationDefaults, ModelFiles, inspect_model
 from llmsrv.weights.progress import ProgressCallback, no_progress, show_progress
-from numpy.typing import NDArray
 
 __all__ = [
     "GenerationDefaults",
