@@ -4,4 +4,5 @@
 PYBIND11_MODULE(_testing, m) {
   llmsrv::testing::register_quant(m);
   llmsrv::testing::register_ops(m);
+  llmsrv::testing::register_bench(m);
 }
