@@ -3,16 +3,24 @@
 from pathlib import Path
 
 import pytest
+import testing_module
 from hypothesis import settings
-
-from llmsrv.weights.fetch import fetch_demo_model
 
 # The machines that run this are shared: a slow example is not a failure. Every failure prints how to run it again.
 settings.register_profile("llmsrv", deadline=None, print_blob=True)
 settings.load_profile("llmsrv")
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal is there
+def pytest_configure(config):
+    """Test modules import llmsrv._testing while they are collected: it must be there before."""
+    reporter = config.get_terminal_writer()
+    testing_module.ensure(lambda text: reporter.line(text, yellow=True))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The SmolLM2-135M-Instruct Q4_1 GGUF file, from the cache or fetched once."""
+    from llmsrv.weights.fetch import fetch_demo_model
+
     return fetch_demo_model("smollm2-135m")

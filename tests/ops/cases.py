@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+
 from llmsrv import _testing
+
+ISAS = _testing.available_cpu_isas()
 
 # Rows of a step: one, around every tile height of every table, and past two tiles.
 TOKEN_COUNTS = [*range(1, 18), 33]

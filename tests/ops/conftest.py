@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llmsrv import _testing
+from cases import ISAS
 
-ISAS = _testing.available_cpu_isas()
+from llmsrv import _testing
 
 
 @pytest.fixture(params=ISAS)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 from closeness import assert_close, assert_same_bits
+
 from llmsrv import _testing
 
 BLOCK_SIZES = [8, 16, 32]

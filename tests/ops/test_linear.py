@@ -6,8 +6,9 @@ import cases
 import numpy as np
 import pytest
 import reference
+from cases import ISAS
 from closeness import assert_close, assert_same_bits
-from conftest import ISAS
+
 from llmsrv import _testing
 
 # (N, K): around the panel of 16 rows, the pair of columns and every vector width.

@@ -1,77 +1,31 @@
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "cpp/base/thread_pool.h"
-#include "cpp/cpu/cpu_backend.h"
 #include "cpp/cpu/isa.h"
+#include "python/bindings/testing/test_backend.h"
 #include "python/bindings/testing/testing.h"
-
-namespace py = pybind11;
 
 namespace llmsrv::testing {
 namespace {
 
-using Floats = py::array_t<float>;
-using Ints = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
+// Each operation returns how often operator new was called inside of it.
 
-// A window onto a NumPy matrix, which may be a slice of columns.
-TensorView view(Floats& array) {
-  if (array.ndim() != 2 || (array.size() > 0 && array.strides(1) != sizeof(float))) {
-    throw std::invalid_argument("need a float32 matrix with adjacent columns");
-  }
-  const int cols = static_cast<int>(array.shape(1));
-  const int stride = array.shape(0) > 1 ? static_cast<int>(array.strides(0) / py::ssize_t{sizeof(float)}) : cols;
-  return {array.mutable_data(), DType::kF32, static_cast<int>(array.shape(0)), cols, stride};
-}
-
-std::span<const float> span(const Floats& array) { return {array.data(), static_cast<std::size_t>(array.size())}; }
-std::span<const std::int32_t> span(const Ints& array) { return {array.data(), static_cast<std::size_t>(array.size())}; }
-
-DType dtype_from_name(const std::string& name) {
-  if (name != "bf16" && name != "f32") throw std::invalid_argument("cache dtype '" + name + "'");
-  return name == "bf16" ? DType::kBf16 : DType::kF32;
-}
-
-// A backend with a pool of its own.
-struct TestBackend {
-  TestBackend(int threads, const std::string& isa) : pool(threads), backend(make_cpu_backend(pool, isa)) {}
-  ThreadPool pool;
-  std::unique_ptr<Backend> backend;
-};
-
-// One layer's cache.
-struct KvCache {
-  KvCache(const TestBackend& test, const HeadShape& head_shape, int block_size, const std::string& dtype, int blocks)
-      : shape(head_shape) {
-    layer.block_size = block_size;
-    layer.dtype = dtype_from_name(dtype);
-    layer.blocks = blocks;
-    layer.block_bytes = test.backend->kv_block_bytes(shape, block_size, layer.dtype);
-    buffer = AlignedBuffer(layer.block_bytes * static_cast<std::size_t>(blocks));
-    layer.data = buffer.data();
-  }
-  HeadShape shape;
-  AlignedBuffer buffer;
-  KvLayer layer;
-};
-
-void rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const Floats& sin, const Ints& positions,
+long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const Floats& sin, const Ints& positions,
                        const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache) {
   const RopeTable rope{cos.data(), sin.data(), static_cast<int>(cos.shape(0))};
   std::vector<KvSlot> kv_slots;
   for (const auto& [block, offset] : slots) kv_slots.push_back({block, offset});
   const TensorView rows = view(qkv);
   py::gil_scoped_release release;
+  const long before = allocation_count();
   test.backend->rope_and_store_kv(rows, cache.shape, rope, span(positions), kv_slots, cache.layer);
+  return allocation_count() - before;
 }
 
 // ranges: (first_row, row_count, context_len, block ids). Returns how often operator new was called inside the

@@ -5,11 +5,12 @@
 
 namespace llmsrv::testing {
 
-void register_quant(pybind11::module_& module);
-void register_ops(pybind11::module_& module);
-void register_sched(pybind11::module_& module);
-void register_sample(pybind11::module_& module);
-void register_model(pybind11::module_& module);
+void register_quant(pybind11::module_& module);   // source formats, PackedMatrix
+void register_ops(pybind11::module_& module);     // CpuBackend, KvCache
+void register_sched(pybind11::module_& module);   // BlockPool, Scheduler
+void register_sample(pybind11::module_& module);  // Sampler
+void register_model(pybind11::module_& module);   // Decoder
+void register_bench(pybind11::module_& module);   // what the machine can do at most, and timed operations
 
 // Times operator new was called in this module since it was loaded.
 long allocation_count();

@@ -7,4 +7,5 @@ PYBIND11_MODULE(_testing, module) {
   llmsrv::testing::register_sched(module);
   llmsrv::testing::register_sample(module);
   llmsrv::testing::register_model(module);
+  llmsrv::testing::register_bench(module);
 }

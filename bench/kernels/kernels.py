@@ -1,0 +1,139 @@
+"""Every kernel at SmolLM2-135M's shapes, beside what this machine can do at most, measured in the same run.
+
+Definitions: the time is a quantile of the calls, the median by default (a low one shows more on a machine that others
+use). Weights (and caches) are cycled through so that no call finds its own in
+a cache. GB/s counts the weights (or the keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger
+of the two shares of this machine's peaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from llmsrv import _testing
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from report import Report
+
+SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "lm_head": (49152, 576)}
+TOKENS = [1, 8, 32, 128, 512]
+COLD_BYTES = 160 << 20  # more than the caches that one process can count on
+SECONDS = 0.15  # per result
+
+
+class Bench:
+    def __init__(self, args):
+        self.threads, self.dtype, self.quantile = args.threads, args.dtype, args.quantile
+        self.backend = _testing.CpuBackend(args.threads, args.isa)
+        self.report = Report(
+            "kernels",
+            args.json,
+            seed=args.seed,
+            quantile=args.quantile,
+            backend=self.backend.description,
+            dtype=args.dtype,
+        )
+        self.rng = np.random.default_rng(args.seed)
+        print(self.backend.description, args.dtype)
+        self.measure_peaks()
+
+    def measure_peaks(self):
+        self.bytes_per_s = float(np.quantile(_testing.read_bandwidths(self.threads, 256 << 20, 4 << 20, 640), 0.9))
+        peaks = dict(_testing.compute_peaks(self.threads, 5))
+        isa = self.backend.description.split("(")[1].split(",")[0]
+        self.flops_per_s = peaks["f32 (portable)" if isa == "scalar" else f"f32 fma ({isa})"]
+        text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s"
+        self.report.add(text, name="peaks", gb_per_s=self.bytes_per_s / 1e9, gflop_per_s=self.flops_per_s / 1e9)
+
+    def normal(self, rows, cols):
+        return self.rng.standard_normal((rows, cols), dtype=np.float32)
+
+    def timed(self, run):
+        """Seconds of a call, after a warm-up that also decides how many calls fit into the time."""
+        warm = min(run(3))
+        return float(np.quantile(run(max(9, min(20_000, int(SECONDS / warm)))), self.quantile))
+
+    def add(self, name, seconds, nbytes, flops, **shape):
+        gb, gf = nbytes / seconds / 1e9, flops / seconds / 1e9
+        share = max(nbytes / seconds / self.bytes_per_s, flops / seconds / self.flops_per_s)
+        label = " ".join(f"{key}={value}" for key, value in shape.items())
+        text = f"{name:<16} {label:<34} {seconds * 1e6:10.1f} us {gb:7.1f} GB/s {gf:8.1f} GFLOP/s {share:5.0%}"
+        self.report.add(text, name=name, **shape, us=seconds * 1e6, gb_per_s=gb, gflop_per_s=gf, share=share)
+
+    def matrices(self, rows, cols):
+        """Enough copies of a random matrix that they do not fit into the caches."""
+        values = self.normal(rows, cols).tobytes()
+        matrices = []
+        while sum(m.nbytes for m in matrices) < COLD_BYTES:
+            matrices.append(_testing.PackedMatrix(self.dtype, rows, cols))
+            matrices[-1].set_rows(0, rows, "f32", values, self.threads)
+        return matrices
+
+    def linear(self, name):
+        n, k = SHAPES[name]
+        matrices = self.matrices(n, k)
+        for m in TOKENS:
+            x, out = self.normal(m, k), np.zeros((m, n), np.float32)
+            seconds = self.timed(
+                lambda calls, x=x, out=out: _testing.time_linear(self.backend, x, matrices, out, calls)
+            )
+            self.add(f"linear {name}", seconds, matrices[0].nbytes, 2.0 * m * n * k, M=m, N=n, K=k)
+
+    def attention(self, name, sequences, rows, context):
+        shape = _testing.HeadShape(9, 3, 64)
+        tokens = sequences * rows
+        self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, hidden_cols=960, shape=shape)
+        caches = []
+        while sum(c.nbytes for c in caches) < COLD_BYTES:
+            caches.append(_testing.KvCache(self.backend, shape, 16, self.dtype, sequences * context // 16))
+        qkv, out = self.normal(tokens, 960), np.zeros((tokens, 576), np.float32)
+        seconds = self.timed(
+            lambda calls: _testing.time_attention(self.backend, qkv, caches, sequences, context, 0.125, out, calls)
+        )
+        seen = sum(context - rows + 1 + i for i in range(rows)) * sequences  # (row, token) pairs
+        kv_bytes = sequences * context * caches[0].nbytes // (sequences * context)
+        self.add(name, seconds, kv_bytes, 4.0 * seen * 9 * 64, seqs=sequences, rows=rows, context=context)
+
+    def rows(self):
+        weight = np.ones(576, np.float32)
+        for m in TOKENS:
+            x, out = self.normal(m, 576), np.zeros((m, 576), np.float32)
+            seconds = self.timed(
+                lambda calls, x=x, out=out: _testing.time_rms_norm(self.backend, x, weight, out, calls)
+            )
+            self.add("rms_norm", seconds, x.nbytes + out.nbytes, 4.0 * x.size, M=m, N=576)
+            gate_up, out = self.normal(m, 3072), np.zeros((m, 1536), np.float32)
+            seconds = self.timed(lambda calls, x=gate_up, out=out: _testing.time_silu_mul(self.backend, x, out, calls))
+            self.add("silu_mul", seconds, gate_up.nbytes + out.nbytes, 20.0 * out.size, M=m, N=1536)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=_testing.physical_core_count())
+    parser.add_argument("--isa", default=_testing.cpu_isa_from_environment(), help="default: LLMSRV_ISA, or the best")
+    parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16", help="of weights and cache")
+    parser.add_argument("--only", choices=[*SHAPES, "attention", "rows"], help="one group of kernels")
+    parser.add_argument("--quantile", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", metavar="FILE", help="append one JSON line per result")
+    args = parser.parse_args()
+
+    bench = Bench(args)
+    for name in SHAPES:
+        if args.only in (None, name):
+            bench.linear(name)
+    if args.only in (None, "attention"):
+        for context in (256, 2048):
+            for sequences in (1, 8, 32):
+                bench.attention("attn decode", sequences, 1, context)
+            bench.attention("attn prefill", 1, 256, context)
+    if args.only in (None, "rows"):
+        bench.rows()
+
+
+if __name__ == "__main__":
+    main()
