@@ -30,7 +30,7 @@ void cpu_relax() {
 }
 
 // Returns once `value` differs from `old`: spins first, then sleeps in the kernel.
-void wait_for_change(const std::atomic<std::int32_t>& value, std::int32_t old) {
+void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
   const auto give_up = std::chrono::steady_clock::now() + kSpin;
   do {
     for (int i = 0; i < 32; ++i) {
@@ -45,13 +45,13 @@ void wait_for_change(const std::atomic<std::int32_t>& value, std::int32_t old) {
 
 // Each atomic has a cache line of its own: workers poll `epoch` while others count down `unfinished`.
 struct ThreadPool::State {
-  alignas(64) std::atomic<std::int32_t> epoch{0};       // a new value is an order to work (or to stop)
-  alignas(64) std::atomic<std::int32_t> unfinished{0};  // workers that have not finished the current order
+  alignas(64) std::atomic<std::uint32_t> epoch{0};       // a new value is an order to work (or to stop); wraps around
+  alignas(64) std::atomic<std::uint32_t> unfinished{0};  // workers that have not finished the current order
   alignas(64) const TeamFunction* work = nullptr;       // written before, read after `epoch` changes; null is "stop"
   std::vector<std::thread> workers;
 
   void work_until_stopped(int member) {
-    for (std::int32_t seen = 0;; ++seen) {
+    for (std::uint32_t seen = 0;; ++seen) {
       wait_for_change(epoch, seen);
       if (work == nullptr) return;
       (*work)(member);
@@ -80,10 +80,10 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(TeamFunction work) {
   if (threads_ == 1) return work(0);
-  state_->unfinished.store(threads_ - 1, std::memory_order_relaxed);
+  state_->unfinished.store(static_cast<std::uint32_t>(threads_ - 1), std::memory_order_relaxed);
   state_->order(&work);
   work(0);
-  for (std::int32_t left; (left = state_->unfinished.load(std::memory_order_acquire)) != 0;) {
+  for (std::uint32_t left; (left = state_->unfinished.load(std::memory_order_acquire)) != 0;) {
     wait_for_change(state_->unfinished, left);
   }
 }

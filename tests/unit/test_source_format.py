@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -79,7 +81,7 @@ def test_packed_layout_whatever_the_order_of_arrival(dtype, rows, cols):
     for threads in (1, 2, 3):
         matrix = _testing.PackedMatrix(dtype, rows, cols)
         cuts = sorted({0, rows, *rng.integers(0, rows + 1, 3).tolist()})
-        parts = list(zip(cuts, cuts[1:], strict=False))
+        parts = list(itertools.pairwise(cuts))
         rng.shuffle(parts)
         for begin, end in parts:
             matrix.set_rows(begin, end - begin, "f32", weight[begin:end].tobytes(), threads)
