@@ -1,7 +1,7 @@
 """Options of an engine and of a server. One field = one flag of the same name (`max_model_len` is `--max-model-len`).
 
-The fields that the core also has equal cpp/engine/config.h in name and default (tests/unit/test_config.py); None stands where the
-core needs a figure that is worked out from the model (engine.py).
+The fields that the core also has equal cpp/engine/config.h in name and default (tests/unit/test_config.py); None
+stands where the core needs a figure that is worked out from the model (engine.py).
 """
 
 import re

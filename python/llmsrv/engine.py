@@ -1,7 +1,7 @@
 """The typed face of the core for the service, and loading: from a model's name to an engine that steps.
 
-Nothing above this module touches `_core`. The core's library, numpy and the tokenizer library are imported only when something is
-loaded, so that `import llmsrv` and a command's --help stay quick.
+Nothing above this module touches `_core`. The core's library, numpy and the tokenizer library are imported only when
+something is loaded, so that `import llmsrv` and a command's --help stay quick.
 """
 
 import os
@@ -207,8 +207,9 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
 def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Report) -> EngineOptions:
     """Chooses what was left open of max_model_len and kv_cache_memory.
 
-    The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more where the
-    chosen context needs it and the machine has it. What still does not fit is refused by the core with the figures.
+    The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
+    where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
+    figures.
     """
     own, block_size = spec.max_position, options.block_size
     block_bytes = _kv_block_bytes(spec, options)

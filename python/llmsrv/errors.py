@@ -1,7 +1,7 @@
 """The one table of failures: core status code -> gRPC code -> HTTP status, and the exception that carries them.
 
-Codes are gRPC's numbers everywhere (cpp/base/status.h uses the same), so that no layer translates twice. This module knows no
-transport: `serve/` turns a ServiceError into rich gRPC details.
+Codes are gRPC's numbers everywhere (cpp/base/status.h uses the same), so that no layer translates twice. This module
+knows no transport: `serve/` turns a ServiceError into rich gRPC details.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,8 @@ DEFAULT_REASON: Mapping[Code, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field of a request that breaks a rule. `field` is its path in GenerateRequest, for example "sampling.top_p"."""
+    """One field of a request that breaks a rule. `field` is its path in GenerateRequest, for example
+    "sampling.top_p"."""
 
     field: str
     description: str

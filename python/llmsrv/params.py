@@ -1,16 +1,17 @@
-"""What a caller asks of one generation, and what comes back. Plain values, shared by the service, the transports and LLM."""
+"""What a caller asks of one generation, and what comes back: plain values for the service, the transports and LLM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn, when generation ends, and what comes back beside text.
 
-    None means: take the model's own default (its generation_config), then the server's. A value that is set always wins, zero
-    included. Ranges are checked by the core, all at once; nothing is clamped.
+    None means: take the model's own default (its generation_config), then the server's. A value that is set always
+    wins, zero included. Ranges are checked by the core, all at once; nothing is clamped.
     """
 
     temperature: float | None = None  # >= 0; 0 is greedy
@@ -63,7 +64,7 @@ class ChatPrompt:
     """A conversation for the model's chat template. Each message has at least `role` and `content`."""
 
     messages: Sequence[Mapping[str, object]]
-    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool | None = None  # None: yes, unless the final message is continued
     continue_final_message: bool = False
 
@@ -170,10 +171,15 @@ class Completion:
     logprobs: Sequence[TokenLogprob]
     finish: Finish
 
+    @property
+    def finish_reason(self) -> str:
+        """One of "stop", "length" and "aborted"."""
+        return self.finish.reason.value
+
 
 @dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """The whole answer to one request."""
+class RequestOutput:
+    """The whole answer to one request. `text` and its neighbours are those of the first sequence."""
 
     request_id: str
     model: str
@@ -181,3 +187,23 @@ class GenerationResult:
     completions: Sequence[Completion]
     usage: Usage
     timing: Timing
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The generated ids."""
+        return self.completions[0].token_ids
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """One entry per id, if asked for."""
+        return self.completions[0].logprobs
+
+    @property
+    def finish_reason(self) -> str:
+        """One of "stop", "length" and "aborted"."""
+        return self.completions[0].finish_reason

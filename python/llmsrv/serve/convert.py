@@ -1,8 +1,9 @@
 """Between the messages of llmsrv.v1 and the service's own values. No state, no I/O.
 
-A field that this version cannot honour is refused with its path, also one that only a newer client knows. Which fields those are
-stands in NOT_IMPLEMENTED; tests/unit/test_convert.py walks every field of every request and finds it honoured or refused.
-Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does not depend on the RPC.
+A field that this version cannot honour is refused with its path, also one that only a newer client knows. Which
+fields those are stands in NOT_IMPLEMENTED; tests/unit/test_convert.py walks every field of every request and finds it
+honoured or refused. Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does not
+depend on the RPC.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from llmsrv.params import (
     Finish,
     FinishReason,
     GenerationRequest,
-    GenerationResult,
+    RequestOutput,
     Prompt,
     PromptInfo,
     SamplingParams,
@@ -207,8 +208,9 @@ def refuse_unknown(message: Message) -> None:
 
 
 def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
-    for unknown in UnknownFieldSet(message):
-        yield f"{prefix}{unknown.field_number}"
+    unknown = UnknownFieldSet(message)
+    for i in range(len(unknown)):
+        yield f"{prefix}{unknown[i].field_number}"
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
@@ -221,7 +223,7 @@ def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
 
 
 def generate_response(
-    result: GenerationResult, asked: types_pb2.OutputOptions, token_bytes: TokenBytes
+    result: RequestOutput, asked: types_pb2.OutputOptions, token_bytes: TokenBytes
 ) -> inference_pb2.GenerateResponse:
     """The answer of the unary RPC."""
     return inference_pb2.GenerateResponse(

@@ -1,10 +1,11 @@
 """The gRPC listener: three services over one GenerationService, health, reflection.
 
-It listens before the model is loaded, so that probes and clients get an answer: until `serve` is called every generation is
-UNAVAILABLE. Thread rule: one event loop, for gRPC and the service alike (two loops on grpc.aio in one process disturb each other).
+It listens before the model is loaded, so that probes and clients get an answer: until `serve` is called every
+generation is UNAVAILABLE. Thread rule: one event loop, for gRPC and the service alike (two loops on grpc.aio in one
+process disturb each other).
 
-A cancelled call reaches a handler as CancelledError, as GeneratorExit or not at all when it is never resumed. So a generation is
-closed in `finally` and from the call's done callback; closing twice is harmless.
+A cancelled call reaches a handler as CancelledError, as GeneratorExit or not at all when it is never resumed. So a
+generation is closed in `finally` and from the call's done callback; closing twice is harmless.
 """
 
 import asyncio
@@ -24,10 +25,11 @@ from grpc_reflection.v1alpha import reflection
 import llmsrv
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
+from llmsrv.generation import collect
 from llmsrv.serve import convert
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.status import abort, internal_error
-from llmsrv.service import GenerationService, State, Tokenized, collect
+from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -74,7 +76,7 @@ def _unary(handler: Unary) -> Unary:
         except Exception:
             logger.exception("%s failed", handler.__name__)
             failure = internal_error()
-        await abort(context, failure)
+        return await abort(context, failure)
 
     return wrapped
 
@@ -166,7 +168,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self._server = server
 
     @_unary
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:  # noqa: N802
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
         generation = await service.submit(convert.generation_request(request))
         context.add_done_callback(lambda _: generation.close())
@@ -177,7 +179,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         return convert.generate_response(result, request.output, service.model.tokenizer.token_bytes)
 
     @_streaming
-    async def GenerateStream(  # noqa: N802
+    async def GenerateStream(
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[Message]:
         service = self._server.service
@@ -191,7 +193,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             generation.close()
 
     @_unary
-    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> Message:  # noqa: N802
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> Message:
         add_special = request.add_special_tokens if request.HasField("add_special_tokens") else None
         tokenized = await self._server.service.tokenize(
             convert.tokenize_prompt(request),
@@ -211,7 +213,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         ]
 
     @_unary
-    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> Message:  # noqa: N802
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._server.service.detokenize(
@@ -220,18 +222,18 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=text)
 
     @_unary
-    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> Message:  # noqa: N802
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> Message:
         raise _no_rpc("Embed")
 
     @_streaming
-    async def BatchGenerate(  # noqa: N802
+    async def BatchGenerate(
         self, request: inference_pb2.BatchGenerateRequest, context: Context
     ) -> AsyncIterator[Message]:
         raise _no_rpc("BatchGenerate")
         yield
 
     @_streaming
-    async def GenerateSession(self, requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:  # noqa: N802
+    async def GenerateSession(self, requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
         raise _no_rpc("GenerateSession")
         yield
 
@@ -241,12 +243,12 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
         self._server = server
 
     @_unary
-    async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> Message:  # noqa: N802
+    async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         return model_pb2.ListModelsResponse(models=[self._model()])
 
     @_unary
-    async def GetModel(self, request: model_pb2.GetModelRequest, context: Context) -> Message:  # noqa: N802
+    async def GetModel(self, request: model_pb2.GetModelRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         self._server.service.check_model(request.name)
         return model_pb2.GetModelResponse(model=self._model())
@@ -275,7 +277,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         self._server = server
 
     @_unary
-    async def GetServerInfo(self, request: admin_pb2.GetServerInfoRequest, context: Context) -> Message:  # noqa: N802
+    async def GetServerInfo(self, request: admin_pb2.GetServerInfoRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         state = self._server.state
         info = admin_pb2.GetServerInfoResponse(
@@ -295,14 +297,12 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         return info
 
     @_unary
-    async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Context) -> Message:  # noqa: N802
+    async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         return admin_pb2.GetStatsResponse(stats=self._stats())
 
     @_streaming
-    async def WatchStats(  # noqa: N802
-        self, request: admin_pb2.WatchStatsRequest, context: Context
-    ) -> AsyncIterator[Message]:
+    async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncIterator[Message]:
         convert.refuse_unknown(request)
         interval_s = request.interval.ToMilliseconds() / 1000 if request.HasField("interval") else WATCH_DEFAULT_S
         if interval_s < WATCH_MIN_S:
@@ -315,7 +315,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             await asyncio.sleep(interval_s)
 
     @_unary
-    async def Abort(self, request: admin_pb2.AbortRequest, context: Context) -> Message:  # noqa: N802
+    async def Abort(self, request: admin_pb2.AbortRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
         target = request.WhichOneof("target")
         if target is None:
@@ -325,18 +325,16 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.AbortResponse(aborted_request_ids=aborted)
 
     @_streaming
-    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncIterator[Message]:  # noqa: N802
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncIterator[Message]:
         raise _no_rpc("Drain")
         yield
 
     @_unary
-    async def Resume(self, request: admin_pb2.ResumeRequest, context: Context) -> Message:  # noqa: N802
+    async def Resume(self, request: admin_pb2.ResumeRequest, context: Context) -> Message:
         raise _no_rpc("Resume")
 
     @_unary
-    async def ClearPrefixCache(  # noqa: N802
-        self, request: admin_pb2.ClearPrefixCacheRequest, context: Context
-    ) -> Message:
+    async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
         raise _no_rpc("ClearPrefixCache")
 
     def _stats(self) -> admin_pb2.EngineStats:

@@ -1,4 +1,5 @@
-"""grpc.health.v1 from the service's state: SERVING means that steps complete. Loading, stalled, draining and failed are not.
+"""grpc.health.v1 from the service's state: SERVING means that steps complete. Loading, stalled, draining and failed
+are not.
 
 One task looks at the state a few times a second; a change is told to every Watch at once.
 """

@@ -1,4 +1,4 @@
-"""ServiceError -> gRPC status with google.rpc details. The details' sizes are bounded: they travel in the HTTP/2 trailers."""
+"""ServiceError -> gRPC status with google.rpc details, whose sizes are bounded: they travel in the HTTP/2 trailers."""
 
 from typing import NoReturn
 
