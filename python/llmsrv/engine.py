@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,7 +169,8 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
 
     tell = report or _silent
     clock = _Clock(tell)
-    path = resolve_model(options.model)
+    with _FetchProgress(report) as fetching:
+        path = resolve_model(options.model, progress=fetching)
     files = inspect_model(path)
     threads = options.threads or _core.physical_cores()
     clock.lap(f"read {path.name}: {files.architecture} {files.quantization}".rstrip())
@@ -275,6 +276,24 @@ class _Clock:
 
 def _silent(line: str) -> None:
     """Reports nothing."""
+
+
+class _FetchProgress(ExitStack):
+    """A progress callback that shows itself with its first call: what is in the cache already is not mentioned."""
+
+    def __init__(self, report: Report | None) -> None:
+        super().__init__()
+        self._report = report
+        self._shown: ProgressCallback | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._report is None:
+            return
+        if self._shown is None:
+            from llmsrv.weights.progress import show_progress
+
+            self._shown = self.enter_context(show_progress("fetching the model"))
+        self._shown(done, total)
 
 
 def _weights_progress(report: Report | None) -> "AbstractContextManager[ProgressCallback]":

@@ -7,7 +7,7 @@ runs the service on a loop of its own in a thread, and therefore works inside an
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,9 +42,19 @@ class LLM:
     ...     print(llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].text)
     """
 
-    def __init__(self, model: str, *, quiet: bool = False, **options: Any) -> None:
+    def __init__(self, model: str, *, quiet: bool = False, **options: Any) -> None:  # noqa: ANN401
         """Loads `model`; `options` are the fields of EngineOptions. Raises ValueError, OSError or TypeError."""
-        self._model = _load(model, quiet, options)
+        self._begin(_load(model, quiet, options))
+
+    @classmethod
+    def from_options(cls, options: EngineOptions, *, quiet: bool = False) -> "LLM":
+        """The same from options that are made already."""
+        llm = cls.__new__(cls)
+        llm._begin(load_engine(options, report=None if quiet else _report))
+        return llm
+
+    def _begin(self, model: LoadedModel) -> None:
+        self._model = model
         self._thread = _LoopThread()
         self._service = self._thread.run(_start(self._model))
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self._service)
@@ -80,7 +90,7 @@ class LLM:
         return self._run_all(prompts, params, progress)
 
     def stream(self, prompt: PromptLike | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Completes one prompt, or answers one conversation, piece by piece. Leaving the loop early ends the request."""
+        """Completes one prompt or answers one conversation, piece by piece. Leaving the loop early ends the request."""
         stream = _stream(self._service, _any_prompt(prompt), params)
         try:
             while True:
@@ -131,7 +141,7 @@ class AsyncLLM:
         self._service = service
 
     @classmethod
-    async def load(cls, model: str, *, quiet: bool = False, **options: Any) -> "AsyncLLM":
+    async def load(cls, model: str, *, quiet: bool = False, **options: Any) -> "AsyncLLM":  # noqa: ANN401
         """Loads `model` beside the running loop; `options` are the fields of EngineOptions."""
         loaded = await asyncio.to_thread(_load, model, quiet, options)
         return cls(GenerationService(loaded))
@@ -240,7 +250,9 @@ async def _generate_patiently(service: GenerationService, request: GenerationReq
             await asyncio.sleep(error.retry_delay_s)
 
 
-async def _stream(service: GenerationService, prompt: Prompt, params: SamplingParams | None) -> AsyncIterator[Delta]:
+async def _stream(
+    service: GenerationService, prompt: Prompt, params: SamplingParams | None
+) -> AsyncGenerator[Delta, None]:
     generation = await service.submit(_request(prompt, params))
     try:
         async for update in generation:

@@ -24,8 +24,8 @@ from llmsrv.generation import Generation, SequenceText, collect
 from llmsrv.params import (
     ChatPrompt,
     GenerationRequest,
-    RequestOutput,
     Prompt,
+    RequestOutput,
     SamplingParams,
     TextPrompt,
     TokenPrompt,

@@ -22,9 +22,9 @@ from llmsrv.params import (
     Finish,
     FinishReason,
     GenerationRequest,
-    RequestOutput,
     Prompt,
     PromptInfo,
+    RequestOutput,
     SamplingParams,
     TextPrompt,
     Timing,
@@ -209,14 +209,15 @@ def refuse_unknown(message: Message) -> None:
 
 def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
     unknown = UnknownFieldSet(message)
-    for i in range(len(unknown)):
-        yield f"{prefix}{unknown[i].field_number}"
+    yield from (f"{prefix}{unknown[i].field_number}" for i in range(len(unknown)))
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
-        children = enumerate(value) if field.is_repeated else [(None, value)]
-        for i, child in children:
-            yield from _unknown_fields(child, f"{prefix}{field.name}{'' if i is None else f'[{i}]'}.")
+        if field.is_repeated:
+            for i, each in enumerate(value):
+                yield from _unknown_fields(each, f"{prefix}{field.name}[{i}].")
+        else:
+            yield from _unknown_fields(value, f"{prefix}{field.name}.")
 
 
 # --- answers ---

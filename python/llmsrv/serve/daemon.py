@@ -45,9 +45,13 @@ def run(config: ServeConfig) -> int:
     return uvloop.run(_serve(config))
 
 
+async def until_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT; a second one ends the process."""
+    await _handle_signals().wait()
+
+
 async def _serve(config: ServeConfig) -> int:
-    signalled = asyncio.Event()
-    _handle_signals(signalled)
+    signalled = _handle_signals()
     daemon = Daemon(config)
     try:
         await daemon.start()
@@ -110,8 +114,9 @@ def report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _handle_signals(signalled: asyncio.Event) -> None:
-    """The first signal asks for a drain, the second one ends the process. Set before anything is loaded."""
+def _handle_signals() -> asyncio.Event:
+    """The event is set by the first signal; the second one ends the process. Called before anything is loaded."""
+    signalled = asyncio.Event()
 
     def handle(number: int) -> None:
         if signalled.is_set():
@@ -122,6 +127,7 @@ def _handle_signals(signalled: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
+    return signalled
 
 
 def _exit_now(status: int) -> None:
