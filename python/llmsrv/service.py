@@ -163,6 +163,10 @@ class GenerationService:
                 resource=Resource("model", name),
             )
 
+    def count_refusal(self, error: ServiceError) -> None:
+        """Counts a generation that its transport refused before it came here."""
+        self._outcomes[error.code.name] += 1
+
     # --- state ---
 
     @property

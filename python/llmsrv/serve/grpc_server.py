@@ -26,6 +26,7 @@ import llmsrv
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import collect
+from llmsrv.params import GenerationRequest
 from llmsrv.serve import convert
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.status import abort, internal_error
@@ -170,7 +171,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     @_unary
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
-        generation = await service.submit(convert.generation_request(request))
+        generation = await service.submit(self._converted(convert.generation_request, request))
         context.add_done_callback(lambda _: generation.close())
         try:
             result = await collect(generation)
@@ -183,7 +184,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[Message]:
         service = self._server.service
-        generation = await service.submit(convert.stream_request(request))
+        generation = await service.submit(self._converted(convert.stream_request, request))
         context.add_done_callback(lambda _: generation.close())
         asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
         try:
@@ -191,6 +192,13 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
                 yield convert.stream_response(update, generation.request_id, generation.model, asked, token_bytes)
         finally:
             generation.close()
+
+    def _converted(self, convert_message: Callable[[Any], GenerationRequest], message: Message) -> GenerationRequest:
+        try:
+            return convert_message(message)
+        except ServiceError as error:
+            self._server.service.count_refusal(error)
+            raise
 
     @_unary
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> Message:
