@@ -1,8 +1,8 @@
 """Makes python/llmsrv/v1 from protos/: `python protos/generate.py [OUTPUT_FOLDER]`.
 
-The generated code is committed, so that neither a build nor an installation needs the compiler. It is made with one fixed
-version of grpcio-tools: generated code demands at run time at least the protobuf and grpcio it was made with, and this
-version's demands are the lower bounds in pyproject.toml.
+The generated code is committed, so that neither a build nor an installation needs the compiler. It is made with one
+fixed version of grpcio-tools: generated code demands at run time at least the protobuf and grpcio it was made with,
+and this version's demands are the lower bounds in pyproject.toml.
 """
 
 import sys

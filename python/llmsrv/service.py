@@ -68,13 +68,12 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What the worker thread made of a request. With violations, `request` only serves to find more of them."""
+    """A request without violations, as the worker thread made it."""
 
     request: "_core.Request"
     prompt_ids: Sequence[int]
     params: SamplingParams
     texts: Sequence[SequenceText | None]
-    violations: Sequence[Violation]
 
 
 class GenerationService:
@@ -244,18 +243,13 @@ class GenerationService:
         finally:
             self._preparing -= 1
         self._refuse_unless_serving()
-        return self._enter(request_id, prepared, _prompt_field(request.prompt))
+        return self._enter(request_id, prepared)
 
-    def _enter(self, request_id: str, prepared: _Prepared, prompt_field: str) -> Generation:
+    def _enter(self, request_id: str, prepared: _Prepared) -> Generation:
         """Hands a prepared request to the core. No await here: no output is delivered before its key is known."""
-        if prepared.violations:
-            violations = [*prepared.violations, *self._engine.validate(prepared.request)]
-            raise ServiceError.invalid(_in_request(violations, prompt_field))
         try:
             key = self._engine.submit(prepared.request)
         except ServiceError as error:
-            if error.code is Code.INVALID_ARGUMENT:
-                raise ServiceError.invalid(_in_request(error.violations, prompt_field)) from None
             if error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
                 error.retry_delay_s = self._retry_delay()
             raise
@@ -285,6 +279,7 @@ class GenerationService:
     # --- worker threads ---
 
     def _prepare(self, request: GenerationRequest, request_id: str) -> _Prepared:
+        """Raises INVALID_ARGUMENT with every violation that the text side and the core find."""
         violations: list[Violation] = []
         prompt_ids: Sequence[int] = ()
         params = self.model.resolve(request.params)
@@ -305,16 +300,15 @@ class GenerationService:
         # A prompt that could not be made is replaced by one token, so that the core checks all other fields.
         stand_in = prompt_ids or ((0,) if violations else ())
         engine_request, too_wide = self._engine.build(request_id, stand_in, params)
-        violations += too_wide
-        texts = [] if violations else self._texts(prompt_ids, params)
-        return _Prepared(engine_request, prompt_ids, params, texts, violations)
+        violations += [*too_wide, *self._engine.validate(engine_request)]
+        if violations:
+            raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))
+        return _Prepared(engine_request, prompt_ids, params, self._texts(prompt_ids, params))
 
     def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
-        """One per sequence; none for an `n` that the core is about to refuse."""
-        n = params.n if 1 <= params.n <= self.model.config.max_choices else 0
         if not params.text:
-            return [None] * n
-        return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(n)]
+            return [None] * params.n
+        return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(params.n)]
 
     def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None, offsets: bool = False) -> Tokenized:
         if isinstance(prompt, TokenPrompt):

@@ -13,9 +13,9 @@ from llmsrv.serve.convert import duration
 
 DOMAIN = "llmsrv"
 # Peers drop trailers over 8 KiB: these keep the whole status, percent- and base64-encoded, below.
-MAX_VIOLATIONS = 24
-MAX_TEXT_CHARS = 120
-MAX_MESSAGE_CHARS = 600
+MAX_VIOLATIONS = 16
+MAX_TEXT_BYTES = 100
+MAX_MESSAGE_BYTES = 500
 
 
 def status_of(error: ServiceError) -> status_pb2.Status:
@@ -24,7 +24,7 @@ def status_of(error: ServiceError) -> status_pb2.Status:
         error_details_pb2.ErrorInfo(
             reason=error.reason,
             domain=DOMAIN,
-            metadata={key: _cut(value, MAX_TEXT_CHARS) for key, value in error.metadata.items()},
+            metadata={key: _cut(value, MAX_TEXT_BYTES) for key, value in error.metadata.items()},
         )
     ]
     if error.violations:
@@ -32,12 +32,12 @@ def status_of(error: ServiceError) -> status_pb2.Status:
     if error.resource is not None:
         details.append(
             error_details_pb2.ResourceInfo(
-                resource_type=error.resource.kind, resource_name=_cut(error.resource.name, MAX_TEXT_CHARS)
+                resource_type=error.resource.kind, resource_name=_cut(error.resource.name, MAX_TEXT_BYTES)
             )
         )
     if error.retry_delay_s is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=duration(error.retry_delay_s)))
-    message = _cut(error.message, MAX_MESSAGE_CHARS)
+    message = _cut(error.message, MAX_MESSAGE_BYTES)
     return status_pb2.Status(code=error.code.value, message=message, details=[_packed(each) for each in details])
 
 
@@ -55,7 +55,7 @@ def internal_error() -> ServiceError:
 def _bad_request(error: ServiceError) -> error_details_pb2.BadRequest:
     listed = [
         error_details_pb2.BadRequest.FieldViolation(
-            field=_cut(each.field, MAX_TEXT_CHARS), description=_cut(each.description, MAX_TEXT_CHARS)
+            field=_cut(each.field, MAX_TEXT_BYTES), description=_cut(each.description, MAX_TEXT_BYTES)
         )
         for each in error.violations[:MAX_VIOLATIONS]
     ]
@@ -65,8 +65,9 @@ def _bad_request(error: ServiceError) -> error_details_pb2.BadRequest:
     return error_details_pb2.BadRequest(field_violations=listed)
 
 
-def _cut(text: str, max_chars: int) -> str:
-    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+def _cut(text: str, max_bytes: int) -> str:
+    encoded = text.encode("utf-8", "replace")
+    return text if len(encoded) <= max_bytes else encoded[: max_bytes - 3].decode("utf-8", "ignore") + "..."
 
 
 def _packed(message: Message) -> Any:
