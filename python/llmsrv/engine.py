@@ -1,0 +1,420 @@
+"""The typed face of the core for the service, and loading: from a model's name to an engine that steps.
+
+Nothing above this module touches `_core`. The core's library, numpy and the tokenizer library are imported only when
+something is loaded, so that `import llmsrv` and a command's --help stay quick.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmsrv.config import EngineOptions
+from llmsrv.errors import Code, ServiceError, Violation
+from llmsrv.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmsrv import _core
+    from llmsrv.text.chat_template import ChatTemplate
+    from llmsrv.text.tokenizer import Tokenizer
+    from llmsrv.weights.load import ModelFiles
+    from llmsrv.weights.progress import ProgressCallback
+
+DEFAULT_KV_CACHE_BYTES = 512 << 20
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+SERVER_DEFAULTS = SamplingParams(
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    repetition_penalty=1.0,
+)
+# The options that go to the core under the same name.
+CORE_FIELDS = (
+    "max_model_len",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_logprobs",
+    "max_choices",
+)
+_DEFAULTED = tuple(each.name for each in fields(SamplingParams) if getattr(SERVER_DEFAULTS, each.name) is not None)
+
+
+class Engine:
+    """The core's engine with our exceptions. All methods may be called from any thread."""
+
+    def __init__(self, core: "_core.Engine") -> None:
+        self._core = core
+
+    def build(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> "tuple[_core.Request, list[Violation]]":
+        """A request in the core's own type, and what its integers could not hold (zero stands there instead).
+
+        REQUIRES: params went through LoadedModel.resolve.
+        """
+        from llmsrv import _core
+
+        narrow = _Narrow()
+        request = _core.Request()
+        request.id = request_id
+        request.prompt = narrow.ids("input.token_ids", prompt_ids)
+        request.sampling = _sampling(params, narrow)
+        request.stopping = _stopping(params, narrow)
+        request.output = _output(params, narrow)
+        return request, narrow.violations
+
+    def validate(self, request: "_core.Request") -> list[Violation]:
+        """All violations that submit() would report."""
+        return [Violation(field, text) for field, text in self._core.validate(request)]
+
+    def submit(self, request: "_core.Request") -> int:
+        """Hands a request to the core and returns its key. Raises ServiceError when the core refuses it."""
+        from llmsrv import _core
+
+        try:
+            return self._core.submit(request)
+        except _core.StatusError as error:
+            raise service_error(error) from None
+
+    def abort(self, key: int) -> bool:
+        """Ends a request by its key. False when it is not in flight."""
+        return self._core.abort(key)
+
+    def stop(self, key: int) -> bool:
+        """The same, for a request whose text reached a stop string: it counts as stopped."""
+        return self._core.stop(key)
+
+    def abort_id(self, request_id: str) -> bool:
+        """Ends a request by its client's id."""
+        return self._core.abort_id(request_id)
+
+    def abort_all(self) -> list[str]:
+        """Ends everything; the ids of what was in flight."""
+        return self._core.abort_all()
+
+    def wait_outputs(self, timeout_ms: int) -> "list[_core.Output]":
+        """Waits for outputs, without the GIL, and takes all of them."""
+        return self._core.wait_outputs(timeout_ms)
+
+    def stats(self) -> "_core.EngineStats":
+        """One consistent sample."""
+        return self._core.stats()
+
+    def shutdown(self) -> None:
+        """Ends all requests as aborted and joins the engine thread. Idempotent."""
+        self._core.shutdown()
+
+    @property
+    def device(self) -> str:
+        """What it computes on."""
+        return self._core.device
+
+
+def service_error(error: "_core.StatusError") -> ServiceError:
+    """The core's refusal as the service's exception."""
+    return ServiceError(
+        Code(error.code), error.message, violations=[Violation(field, text) for field, text in error.violations]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model that can generate, and everything that is known of it."""
+
+    name: str  # what clients call it
+    architecture: str
+    quantization: str  # of the file; empty for none
+    engine: Engine
+    tokenizer: "Tokenizer"
+    chat_template: "ChatTemplate | None"
+    defaults: SamplingParams  # its generation_config; None where that is silent
+    eos_token_ids: Sequence[int]
+    vocab_size: int
+    config: EngineOptions  # with every None filled in
+    plan: "_core.MemoryPlan"
+
+    def resolve(self, params: SamplingParams) -> SamplingParams:
+        """Fills what the caller left open: from the model's generation_config, then from the server."""
+        filled = {}
+        for name in _DEFAULTED:
+            if getattr(params, name) is None:
+                own = getattr(self.defaults, name)
+                filled[name] = getattr(SERVER_DEFAULTS, name) if own is None else own
+        return replace(params, **filled) if filled else params
+
+
+Report = Callable[[str], None]
+
+
+def load_engine(options: EngineOptions, *, report: Report | None = None, name: str | None = None) -> LoadedModel:
+    """Loads a model and starts its engine. Raises ValueError or OSError with one clear sentence.
+
+    `report` takes one line at a time; without it nothing is printed, a progress bar neither.
+    """
+    from llmsrv import _core
+    from llmsrv.weights.fetch import resolve_model
+    from llmsrv.weights.load import inspect_model, load_weights
+
+    tell = report or _silent
+    clock = _Clock(tell)
+    with _FetchProgress(report) as fetching:
+        path = resolve_model(options.model, progress=fetching)
+    files = inspect_model(path)
+    threads = options.threads or _core.physical_cores()
+    clock.lap(f"read {path.name}: {files.architecture} {files.quantization}".rstrip())
+    # The tokenizer is built beside the weights: both spend most of their time without the GIL.
+    with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
+        text = pool.submit(_load_text, files)
+        config = fit(files.spec, replace(options, threads=threads), tell)
+        plan = _core.plan_memory(
+            files.spec, weights_dtype=config.dtype, config=_core_config(config, ()), threads=threads
+        )
+        tell(describe_plan(plan, config, process_bytes=resident_bytes()))
+        with _weights_progress(report) as progress:
+            weights = load_weights(files, dtype=config.dtype, threads=threads, progress=progress)
+        clock.lap("loaded the weights")
+        tokenizer, template = text.result()
+    clock.lap("waited for the tokenizer")
+    eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
+    core = _core.Engine(weights, _core_config(config, eos_token_ids), threads=threads)
+    clock.lap(f"started the engine on {core.device} with {threads} threads")
+    return LoadedModel(
+        name=name or _default_name(options.model, path),
+        architecture=files.architecture,
+        quantization=files.quantization,
+        engine=Engine(core),
+        tokenizer=tokenizer,
+        chat_template=template,
+        defaults=_defaults(files, tell),
+        eos_token_ids=eos_token_ids,
+        vocab_size=files.spec.vocab_size,
+        config=config,
+        plan=plan,
+    )
+
+
+def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Report) -> EngineOptions:
+    """Chooses what was left open of max_model_len and kv_cache_memory.
+
+    The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
+    where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
+    figures.
+    """
+    own, block_size = spec.max_position, options.block_size
+    block_bytes = _kv_block_bytes(spec, options)
+    memory, max_len = options.kv_cache_memory, options.max_model_len
+    if max_len is None:
+        fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
+        max_len = max(min(own, fitting), 2)
+        if max_len < own:
+            report(f"max_model_len is {max_len}, not the model's {own}: more does not fit into the KV cache")
+    if memory is None:
+        needed = -(-max_len // block_size) * block_bytes
+        memory = DEFAULT_KV_CACHE_BYTES
+        if memory < needed <= available_bytes():
+            memory = needed
+    return replace(options, max_model_len=max_len, kv_cache_memory=memory)
+
+
+def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
+    """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
+    token_bytes = plan.kv_block_bytes / config.block_size
+    rows = [
+        ("weights", plan.weights_bytes, config.dtype),
+        ("workspace", plan.workspace_bytes, f"{config.max_num_batched_tokens} tokens per step"),
+        (
+            "KV cache",
+            plan.kv_cache_bytes,
+            f"{plan.kv_blocks} blocks of {config.block_size} tokens, {token_bytes:.0f} B/token",
+        ),
+        ("process", process_bytes, "measured before loading"),
+        ("total", plan.total_bytes + process_bytes, ""),
+    ]
+    lines = [f"  {label:<10} {size / (1 << 20):9.1f} MiB  {note}".rstrip() for label, size, note in rows]
+    return "\n".join(["memory plan:", *lines])
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Memory that the machine could give without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+class _Clock:
+    """Reports the time between two points."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._last = time.monotonic()
+
+    def lap(self, what: str) -> None:
+        now = time.monotonic()
+        self._report(f"{what} in {now - self._last:.2f} s")
+        self._last = now
+
+
+def _silent(line: str) -> None:
+    """Reports nothing."""
+
+
+class _FetchProgress(ExitStack):
+    """A progress callback that shows itself with its first call: what is in the cache already is not mentioned."""
+
+    def __init__(self, report: Report | None) -> None:
+        super().__init__()
+        self._report = report
+        self._shown: ProgressCallback | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._report is None:
+            return
+        if self._shown is None:
+            from llmsrv.weights.progress import show_progress
+
+            self._shown = self.enter_context(show_progress("fetching the model"))
+        self._shown(done, total)
+
+
+def _weights_progress(report: Report | None) -> "AbstractContextManager[ProgressCallback]":
+    from llmsrv.weights.progress import no_progress, show_progress
+
+    return nullcontext(no_progress) if report is None else show_progress("weights")
+
+
+def _load_text(files: "ModelFiles") -> "tuple[Tokenizer, ChatTemplate | None]":
+    from llmsrv.text.chat_template import ChatTemplate
+    from llmsrv.text.tokenizer import Tokenizer
+    from llmsrv.weights.json_file import read_json_object
+
+    if files.tokenizer is None:
+        raise ValueError(f"{files.path}: there is no tokenizer.json")
+    if isinstance(files.tokenizer, Path):
+        config_path = files.tokenizer.with_name("tokenizer_config.json")
+        tokenizer = Tokenizer.from_file(
+            files.tokenizer, read_json_object(config_path) if config_path.exists() else None
+        )
+    else:
+        tokenizer = Tokenizer.from_gguf(files.tokenizer)
+    if not files.chat_template:
+        return tokenizer, None
+    return tokenizer, ChatTemplate(files.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+
+
+def _default_name(model: str, path: Path) -> str:
+    """The demo model's name or hub id as it was given; the file's or folder's name for a path."""
+    given_as_path = model.endswith(".gguf") or Path(model).exists()
+    return path.name.removesuffix(".gguf") if given_as_path else model
+
+
+def _defaults(files: "ModelFiles", report: Report) -> SamplingParams:
+    own = files.generation
+    for item in own.not_applied:
+        report(f"generation_config: {item} is not applied")
+    return SamplingParams(
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        repetition_penalty=own.repetition_penalty,
+    )
+
+
+def _kv_block_bytes(spec: "_core.ModelSpec", options: EngineOptions) -> int:
+    from llmsrv import _core
+
+    # Any budget that holds one block does: the size of a block depends on the model and the type alone.
+    probe = replace(options, max_model_len=2, kv_cache_memory=1 << 40)
+    plan = _core.plan_memory(
+        spec, weights_dtype=options.dtype, config=_core_config(probe, ()), threads=options.threads or 1
+    )
+    return plan.kv_block_bytes
+
+
+def _core_config(options: EngineOptions, eos_token_ids: Sequence[int]) -> "_core.EngineConfig":
+    """REQUIRES: max_model_len and kv_cache_memory are filled in."""
+    from llmsrv import _core
+
+    own = {each: getattr(options, each) for each in CORE_FIELDS}
+    return _core.EngineConfig(**own, eos_token_ids=list(eos_token_ids))
+
+
+class _Narrow:
+    """Makes the core's 32-bit integers of Python's, and lists those that do not fit."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def integer(self, field: str, value: int) -> int:
+        if _INT32_MIN <= value <= _INT32_MAX:
+            return value
+        self.violations.append(Violation(field, f"{value} is out of range"))
+        return 0
+
+    def ids(self, field: str, values: Sequence[int]) -> list[int]:
+        if not values or (min(values) >= _INT32_MIN and max(values) <= _INT32_MAX):
+            return list(values)
+        return [self.integer(f"{field}[{i}]", value) for i, value in enumerate(values)]
+
+
+def _sampling(params: SamplingParams, narrow: _Narrow) -> "_core.SamplingParams":
+    from llmsrv import _core
+
+    made = _core.SamplingParams()
+    for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
+        setattr(made, name, getattr(params, name))
+    made.top_k = narrow.integer("sampling.top_k", params.top_k or 0)
+    made.n = narrow.integer("sampling.n", params.n)
+    if params.seed is not None and not 0 <= params.seed < 1 << 64:
+        narrow.violations.append(Violation("sampling.seed", f"{params.seed} is out of range"))
+    else:
+        made.seed = params.seed
+    made.logit_bias = {
+        narrow.integer(f"sampling.logit_bias[{token_id}]", token_id): bias
+        for token_id, bias in params.logit_bias.items()
+    }
+    made.allowed_token_ids = narrow.ids("sampling.allowed_token_ids", params.allowed_token_ids)
+    return made
+
+
+def _stopping(params: SamplingParams, narrow: _Narrow) -> "_core.StoppingParams":
+    from llmsrv import _core
+
+    made = _core.StoppingParams()
+    if params.max_tokens is not None:
+        made.max_tokens = narrow.integer("stopping.max_tokens", params.max_tokens)
+    made.min_tokens = narrow.integer("stopping.min_tokens", params.min_tokens)
+    made.stop_token_ids = narrow.ids("stopping.stop_token_ids", params.stop_token_ids)
+    made.stop_strings = list(params.stop_strings)
+    made.ignore_eos = params.ignore_eos
+    return made
+
+
+def _output(params: SamplingParams, narrow: _Narrow) -> "_core.OutputOptions":
+    from llmsrv import _core
+
+    made = _core.OutputOptions()
+    made.logprobs = params.logprobs
+    made.top_logprobs = narrow.integer("output.top_logprobs", params.top_logprobs)
+    made.prompt_logprobs = params.prompt_logprobs
+    return made

@@ -1,0 +1,281 @@
+"""An accepted request between the core and its reader: outputs of the core in, merged updates out.
+
+The core counts tokens; text is found here: the detokenizer, stop strings, what of a stop is shown. Thread rule: the
+event loop's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmsrv.engine import service_error
+from llmsrv.errors import Code, ServiceError
+from llmsrv.params import (
+    Completion,
+    Delta,
+    Finish,
+    FinishReason,
+    PromptInfo,
+    RequestOutput,
+    SamplingParams,
+    Timing,
+    TokenLogprob,
+    Update,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from llmsrv import _core
+    from llmsrv.text.detokenizer import IncrementalDetokenizer
+    from llmsrv.text.tokenizer import Tokenizer
+
+
+class SequenceText:
+    """The growing text of one sequence, up to its first stop string. Stop strings count from token `min_tokens` on."""
+
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._ids = list(prompt_ids)  # grows only while stop strings do not count
+        self._early_left = max(params.min_tokens - 1, 0) if params.stop_strings else 0
+        self._tokens_before = 0  # of earlier detokenizers
+        self._detokenizer = self._make(() if self._early_left else params.stop_strings)
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes the next tokens and gives the text that is certain by now."""
+        if not self._early_left:
+            return self._detokenizer.push(token_ids)
+        early, rest = token_ids[: self._early_left], token_ids[self._early_left :]
+        text = self._detokenizer.push(early)
+        self._ids += early
+        self._early_left -= len(early)
+        self._tokens_before += len(early)
+        if self._early_left:
+            return text
+        self._detokenizer = self._make(self._params.stop_strings)
+        return text + self._detokenizer.push(rest)
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come."""
+        return self._detokenizer.finish()
+
+    @property
+    def stop(self) -> tuple[str, int] | None:
+        """The stop string that ended the text, and how many tokens it took to complete it."""
+        matched, tokens = self._detokenizer.matched_stop, self._detokenizer.tokens_until_stop
+        return None if matched is None or tokens is None else (matched, self._tokens_before + tokens)
+
+    def _make(self, stop_strings: Sequence[str]) -> "IncrementalDetokenizer":
+        from llmsrv.text.detokenizer import IncrementalDetokenizer
+
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            self._ids,
+            skip_special_tokens=self._params.skip_special_tokens,
+            stop_strings=stop_strings,
+            include_stop=self._params.include_stop,
+        )
+
+
+class _Choice:
+    """One sequence of a request: its text (None when no text is wanted), how far it got, how it ended."""
+
+    def __init__(self, text: SequenceText | None) -> None:
+        self.text = text
+        self.token_count = 0
+        self.finish: Finish | None = None
+
+
+class Generation:
+    """An async iterator of updates. The caller must call close(), whatever happens.
+
+    A reader that is slow finds all news since its last read merged into one update: at most one delta per sequence
+    waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        request_id: str,
+        model: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        texts: Sequence[SequenceText | None],
+        stop: Callable[[int], object],
+        closed: Callable[["Generation"], None],
+    ) -> None:
+        """`stop(key)` ends the request in the core; `closed` is called once, by close()."""
+        self.key = key
+        self.request_id = request_id
+        self.model = model
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._choices = [_Choice(text) for text in texts]
+        self._stop = stop
+        self._on_closed = closed
+        # The first prompt position has no distribution before it; the core's list begins with the second.
+        self._prompt_logprobs = [TokenLogprob(prompt_ids[0], None, 0)] if params.prompt_logprobs else []
+        self._pending: dict[int, Delta] = {}
+        self._ending: tuple[Usage, Timing] | None = None
+        self._error: ServiceError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._started = False
+        self._ended = False  # the reader has seen the end or the error
+        self._closed = False
+
+    # --- the reader's side ---
+
+    def __aiter__(self) -> AsyncIterator[Update]:
+        return self
+
+    async def __anext__(self) -> Update:
+        """The next update. Raises ServiceError when the request failed; everything delivered before stays valid."""
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._has_news():
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if self._error is not None and not self._pending:
+            self._ended = True
+            raise self._error
+        return self._take()
+
+    def close(self) -> None:
+        """Gives up what has not ended; its blocks are free after the next step. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._on_closed(self)
+
+    @property
+    def outcome(self) -> str:
+        """How the request ended: the finish reason of its first sequence, or the name of a status code."""
+        if self._error is not None:
+            return self._error.code.name
+        finish = self._choices[0].finish
+        return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
+
+    def _has_news(self) -> bool:
+        if self._ending is not None or self._error is not None:
+            return True
+        whole_prompt = not self._params.prompt_logprobs or len(self._prompt_logprobs) == len(self._prompt_ids)
+        return bool(self._pending) and whole_prompt
+
+    def _take(self) -> Update:
+        prompt = None
+        if not self._started:
+            self._started = True
+            cached = self._ending[0].cached_prompt_tokens if self._ending else 0
+            prompt = PromptInfo(self._prompt_ids, self._prompt_logprobs, cached)
+        deltas, self._pending = list(self._pending.values()), {}
+        if self._ending is None:
+            return Update(prompt, deltas)
+        self._ended = True
+        return Update(prompt, deltas, *self._ending)
+
+    # --- the core's side ---
+
+    def deliver(self, output: "_core.Output") -> None:
+        """Takes one output of the core."""
+        if output.error is not None:
+            self.fail(service_error(output.error))
+            return
+        if self._params.prompt_logprobs:
+            self._prompt_logprobs += [_logprob(each) for each in output.prompt_logprobs]
+        choice = self._choices[output.index]
+        if choice.finish is None:  # later tokens of a sequence that a stop string ended are dropped
+            self._advance(choice, output)
+        if output.final:
+            self._end(output)
+        elif all(each.finish is not None for each in self._choices):
+            self._stop(self.key)  # stop strings are ours to find: the core would go on
+        self._wake()
+
+    def fail(self, error: ServiceError) -> None:
+        """Ends the request with an error, unless it has ended."""
+        if self._ending is None and self._error is None:
+            self._error = error
+            self._wake()
+
+    def _advance(self, choice: _Choice, output: "_core.Output") -> None:
+        token_ids, finish = output.token_ids, _finish(output.finish)
+        logprobs = [_logprob(each) for each in output.logprobs] if self._params.logprobs else []
+        count = len(token_ids)
+        if finish is not None and finish.reason is FinishReason.STOP and not self._params.include_stop:
+            token_ids, logprobs = token_ids[:-1], logprobs[:-1]
+        text = ""
+        if choice.text is not None:
+            text = choice.text.push(token_ids)
+            if finish is not None:
+                text += choice.text.finish()
+            if choice.text.stop is not None:
+                stop_string, tokens = choice.text.stop
+                count = tokens - choice.token_count
+                token_ids, logprobs = token_ids[:count], logprobs[:count]
+                finish = Finish(FinishReason.STOP, stop_string=stop_string)
+        if count == 0 and finish is None:
+            return
+        choice.token_count += count
+        choice.finish = finish
+        merge(self._pending, Delta(output.index, text, token_ids, logprobs, count, finish))
+
+    def _end(self, output: "_core.Output") -> None:
+        usage, timing = output.usage, output.timing
+        completion_tokens = sum(each.token_count for each in self._choices)
+        self._ending = (
+            Usage(usage.prompt_tokens, completion_tokens, usage.cached_prompt_tokens),
+            Timing(timing.queue_s, timing.prefill_s, timing.decode_s, timing.preemptions),
+        )
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done() and self._has_news():
+            self._reader.set_result(None)
+
+
+async def collect(generation: Generation) -> RequestOutput:
+    """The whole answer of a generation. The caller closes it."""
+    merged: dict[int, Delta] = {}
+    prompt: PromptInfo | None = None
+    async for update in generation:
+        prompt = update.prompt or prompt
+        for delta in update.deltas:
+            merge(merged, delta)
+        if update.usage is not None and update.timing is not None and prompt is not None:
+            completions = [
+                Completion(each.index, each.text, each.token_ids, each.logprobs, each.finish)
+                for each in sorted(merged.values(), key=lambda delta: delta.index)
+                if each.finish is not None
+            ]
+            prompt = replace(prompt, cached_token_count=update.usage.cached_prompt_tokens)
+            return RequestOutput(
+                generation.request_id, generation.model, prompt, completions, update.usage, update.timing
+            )
+    raise ServiceError(Code.INTERNAL, "the generation ended without a final update")
+
+
+def merge(into: dict[int, Delta], delta: Delta) -> None:
+    """Adds a delta to what waits for its sequence."""
+    known = into.setdefault(delta.index, delta)
+    if known is delta:
+        return
+    known.text += delta.text
+    known.token_ids += delta.token_ids
+    known.logprobs += delta.logprobs
+    known.token_count += delta.token_count
+    known.finish = delta.finish
+
+
+def _finish(finish: "_core.Finish | None") -> Finish | None:
+    if finish is None:
+        return None
+    reason = FinishReason(finish.reason)
+    if reason is not FinishReason.STOP:
+        return Finish(reason)
+    if finish.stopped_by_eos:
+        return Finish(reason, eos_token_id=finish.stop_token)
+    return Finish(reason, stop_token_id=finish.stop_token)
+
+
+def _logprob(entry: "_core.TokenLogprob") -> TokenLogprob:
+    return TokenLogprob(entry.token_id, entry.logprob, entry.rank, tuple(entry.top))

@@ -1,0 +1,1 @@
+"""The daemon: transports over llmsrv.service."""

@@ -1,0 +1,387 @@
+"""The gRPC listener: three services over one GenerationService, health, reflection.
+
+It listens before the model is loaded, so that probes and clients get an answer: until `serve` is called every
+generation is UNAVAILABLE. Thread rule: one event loop, for gRPC and the service alike (two loops on grpc.aio in one
+process disturb each other).
+
+A cancelled call reaches a handler as CancelledError, as GeneratorExit or not at all when it is never resumed. So a
+generation is closed in `finally` and from the call's done callback; closing twice is harmless.
+"""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+import llmsrv
+from llmsrv.config import ServeConfig
+from llmsrv.errors import Code, ServiceError, Violation
+from llmsrv.generation import collect
+from llmsrv.params import GenerationRequest
+from llmsrv.serve import convert
+from llmsrv.serve.health import HealthReporter
+from llmsrv.serve.status import abort, internal_error
+from llmsrv.service import GenerationService, State, Tokenized
+from llmsrv.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 << 20
+OPTIONS = (
+    # Two servers on one port would share connections by chance: the second one must fail to start.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Clients may ping every 10 s while a long prefill sends nothing; without this they would be cut off for it.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
+STOP_GRACE_S = 0.5
+
+Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
+Unary = Callable[[Any, Any, Context], Awaitable[Any]]
+Streaming = Callable[[Any, Any, Context], AsyncIterator[Any]]
+
+
+def _unary(handler: Unary) -> Unary:
+    """Turns a handler's ServiceError into a rich status, and a bug into INTERNAL without a traceback."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Context) -> Any:  # noqa: ANN401
+        try:
+            return await handler(self, request, context)
+        except ServiceError as error:
+            failure = error
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            logger.exception("%s failed", handler.__name__)
+            failure = internal_error()
+        return await abort(context, failure)
+
+    return wrapped
+
+
+def _streaming(handler: Streaming) -> Streaming:
+    """The same for a handler that yields."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+        messages = handler(self, request, context)
+        try:
+            async for message in messages:
+                yield message
+            return
+        except ServiceError as error:
+            failure = error
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            logger.exception("%s failed", handler.__name__)
+            failure = internal_error()
+        await abort(context, failure)
+
+    return wrapped
+
+
+class GrpcServer:
+    """The listener and what its services share."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.start_time = time.time()
+        self._service: GenerationService | None = None
+        self._health = HealthReporter(lambda: self.state)
+        self._server = grpc.aio.server(options=OPTIONS)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
+        descriptors = (inference_pb2, model_pb2, admin_pb2, health_pb2)
+        names = [name for each in descriptors for name in _service_names(each)]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+
+    async def start(self) -> int:
+        """Listens and returns the port. Raises OSError when the address cannot be bound."""
+        address = f"{self.config.host}:{self.config.port}"
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from None
+        await self._health.start()
+        await self._server.start()
+        return port
+
+    async def serve(self, service: GenerationService) -> None:
+        """From now on requests are taken."""
+        self._service = service
+        await self._health.tell()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Health says NOT_SERVING, new requests are refused, running ones get `timeout_s`."""
+        if self._service is not None:
+            draining = asyncio.ensure_future(self._service.drain(timeout_s))
+            await asyncio.sleep(0)  # lets drain() change the state, so that watchers hear of it first
+            await self._health.tell()
+            await draining
+            await self._health.tell()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stops listening. Open calls (health and stats watchers) are cut after the grace."""
+        await self._health.stop()
+        await self._server.stop(grace_s)
+
+    @property
+    def state(self) -> State:
+        """The service's state, or STARTING."""
+        return State.STARTING if self._service is None else self._service.state
+
+    @property
+    def service(self) -> GenerationService:
+        """The service. Raises UNAVAILABLE while there is none."""
+        if self._service is None:
+            raise ServiceError(Code.UNAVAILABLE, "the model is loading", reason="STARTING", retry_delay_s=1.0)
+        return self._service
+
+
+class _Inference(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    @_unary
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
+        service = self._server.service
+        generation = await service.submit(self._converted(convert.generation_request, request))
+        context.add_done_callback(lambda _: generation.close())
+        try:
+            result = await collect(generation)
+        finally:
+            generation.close()
+        return convert.generate_response(result, request.output, service.model.tokenizer.token_bytes)
+
+    @_streaming
+    async def GenerateStream(
+        self, request: inference_pb2.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[Message]:
+        service = self._server.service
+        generation = await service.submit(self._converted(convert.stream_request, request))
+        context.add_done_callback(lambda _: generation.close())
+        asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
+        try:
+            async for update in generation:
+                yield convert.stream_response(update, generation.request_id, generation.model, asked, token_bytes)
+        finally:
+            generation.close()
+
+    def _converted(self, convert_message: Callable[[Any], GenerationRequest], message: Message) -> GenerationRequest:
+        try:
+            return convert_message(message)
+        except ServiceError as error:
+            self._server.service.count_refusal(error)
+            raise
+
+    @_unary
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> Message:
+        add_special = request.add_special_tokens if request.HasField("add_special_tokens") else None
+        tokenized = await self._server.service.tokenize(
+            convert.tokenize_prompt(request),
+            model=request.model,
+            add_special_tokens=add_special,
+            offsets=request.pieces,
+        )
+        return inference_pb2.TokenizeResponse(
+            token_ids=tokenized.token_ids, pieces=self._pieces(tokenized), rendered_text=tokenized.rendered_text
+        )
+
+    def _pieces(self, tokenized: Tokenized) -> list[inference_pb2.TokenizeResponse.Piece]:
+        token_bytes = self._server.service.model.tokenizer.token_bytes
+        return [
+            inference_pb2.TokenizeResponse.Piece(token_bytes=token_bytes(token_id), begin=begin, end=end)
+            for token_id, (begin, end) in zip(tokenized.token_ids, tokenized.offsets, strict=False)
+        ]
+
+    @_unary
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await self._server.service.detokenize(
+            list(request.token_ids), model=request.model, skip_special_tokens=skip_special
+        )
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    @_unary
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> Message:
+        raise _no_rpc("Embed")
+
+    @_streaming
+    async def BatchGenerate(
+        self, request: inference_pb2.BatchGenerateRequest, context: Context
+    ) -> AsyncIterator[Message]:
+        raise _no_rpc("BatchGenerate")
+        yield
+
+    @_streaming
+    async def GenerateSession(self, requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
+        raise _no_rpc("GenerateSession")
+        yield
+
+
+class _Models(model_pb2_grpc.ModelServiceServicer):
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    @_unary
+    async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        return model_pb2.ListModelsResponse(models=[self._model()])
+
+    @_unary
+    async def GetModel(self, request: model_pb2.GetModelRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        self._server.service.check_model(request.name)
+        return model_pb2.GetModelResponse(model=self._model())
+
+    def _model(self) -> model_pb2.Model:
+        model = self._server.service.model
+        return model_pb2.Model(
+            name=model.name,
+            architecture=model.architecture,
+            max_context_tokens=model.config.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            weight_dtype=model.config.dtype,
+            kv_cache_dtype=model.config.kv_cache_dtype,
+            quantization=model.quantization,
+            has_chat_template=model.chat_template is not None,
+            default_sampling=convert.sampling_params(model.resolve(model.defaults)),
+            max_top_logprobs=model.config.max_logprobs,
+            max_n=model.config.max_choices,
+            tokenizer_sha256=model.tokenizer.sha256,
+        )
+
+
+class _Admin(admin_pb2_grpc.AdminServiceServicer):
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    @_unary
+    async def GetServerInfo(self, request: admin_pb2.GetServerInfoRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        state = self._server.state
+        info = admin_pb2.GetServerInfoResponse(
+            version=llmsrv.__version__,
+            backend="cpu",
+            start_time=_timestamp(self._server.start_time),
+            state=_STATES[state],
+        )
+        if state is not State.STARTING:
+            model = self._server.service.model
+            info.devices.append(model.engine.device)
+            info.kv_blocks = model.plan.kv_blocks
+            info.kv_block_tokens = model.config.block_size
+            info.max_running = model.config.max_num_seqs
+            info.max_waiting = model.config.max_queued_requests
+            info.max_batch_tokens = model.config.max_num_batched_tokens
+        return info
+
+    @_unary
+    async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        return admin_pb2.GetStatsResponse(stats=self._stats())
+
+    @_streaming
+    async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncIterator[Message]:
+        convert.refuse_unknown(request)
+        interval_s = request.interval.ToMilliseconds() / 1000 if request.HasField("interval") else WATCH_DEFAULT_S
+        if interval_s < WATCH_MIN_S:
+            raise ServiceError.invalid([Violation("interval", "must be at least 100 ms")])
+        while True:
+            stats = self._stats()
+            yield admin_pb2.WatchStatsResponse(stats=stats)
+            if self._server.state is State.DRAINED:
+                return
+            await asyncio.sleep(interval_s)
+
+    @_unary
+    async def Abort(self, request: admin_pb2.AbortRequest, context: Context) -> Message:
+        convert.refuse_unknown(request)
+        target = request.WhichOneof("target")
+        if target is None:
+            raise ServiceError.invalid([Violation("target", "one of its fields must be set")])
+        service = self._server.service
+        aborted = service.abort_all() if target == "all" else service.abort_ids(request.ids.request_ids)
+        return admin_pb2.AbortResponse(aborted_request_ids=aborted)
+
+    @_streaming
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncIterator[Message]:
+        raise _no_rpc("Drain")
+        yield
+
+    @_unary
+    async def Resume(self, request: admin_pb2.ResumeRequest, context: Context) -> Message:
+        raise _no_rpc("Resume")
+
+    @_unary
+    async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
+        raise _no_rpc("ClearPrefixCache")
+
+    def _stats(self) -> admin_pb2.EngineStats:
+        service = self._server.service
+        sample = service.stats()
+        return admin_pb2.EngineStats(
+            time=_timestamp(time.time()),
+            state=_STATES[service.state],
+            running=sample.running,
+            waiting=sample.waiting,
+            kv_blocks_used=sample.kv_blocks_held,
+            kv_blocks_total=sample.kv_blocks_total,
+            steps=sample.steps,
+            prompt_tokens=sample.prompt_tokens,
+            generation_tokens=sample.generation_tokens,
+            preemptions=sample.preemptions,
+            requests=service.outcomes,
+        )
+
+
+_STATES = {
+    State.STARTING: admin_pb2.SERVER_STATE_STARTING,
+    State.SERVING: admin_pb2.SERVER_STATE_SERVING,
+    State.STALLED: admin_pb2.SERVER_STATE_STALLED,
+    State.DRAINING: admin_pb2.SERVER_STATE_DRAINING,
+    State.DRAINED: admin_pb2.SERVER_STATE_DRAINED,
+    State.FAILED: admin_pb2.SERVER_STATE_FAILED,
+}
+
+
+def _no_rpc(name: str) -> ServiceError:
+    return ServiceError(Code.UNIMPLEMENTED, f"{name} is not implemented in this version", reason="RPC_NOT_IMPLEMENTED")
+
+
+def _service_names(module: Any) -> list[str]:  # noqa: ANN401
+    return [each.full_name for each in module.DESCRIPTOR.services_by_name.values()]
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(seconds * 1e9))
+    return stamp

@@ -1,0 +1,58 @@
+"""grpc.health.v1 from the service's state: SERVING means that steps complete. Loading, stalled, draining and failed
+are not.
+
+One task looks at the state a few times a second; a change is told to every Watch at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio
+
+from llmsrv.service import State
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+SERVICES = ("", "llmsrv.v1.InferenceService", "llmsrv.v1.ModelService", "llmsrv.v1.AdminService")
+
+
+class HealthReporter:
+    """Owns the health servicer and keeps it equal to the state."""
+
+    def __init__(self, state: Callable[[], State]) -> None:
+        self.servicer = aio.HealthServicer()
+        self._state = state
+        self._told: State | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Tells the state, and begins to follow it."""
+        await self.tell()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        """Stops following; the last told state stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def tell(self) -> None:
+        """Tells the state now, if it changed."""
+        state = self._state()
+        if state is self._told:
+            return
+        if self._told is not None:
+            logger.info("state: %s", state.value)
+        self._told = state
+        serving = state is State.SERVING
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in SERVICES:
+            await self.servicer.set(name, status)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.tell()

@@ -1,0 +1,439 @@
+"""One request from its text to its last token, for every transport: gRPC, HTTP and the LLM class add nothing to it.
+
+The path: `submit` refuses or prepares (template and tokenizer in a worker thread), the core's gate checks all limits at
+once, one pump thread takes the outputs of a step and wakes the loop once, `Generation` makes text of them and merges
+what its reader has not taken yet, `Generation.close` ends what has not ended.
+
+Thread rule: everything here runs on one event loop, except `_prepare`, `_tokenize` and `_pump`.
+Invariant: a key is in `_live` from the core's acceptance until its final output or close(), whichever is first.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from llmsrv.errors import Code, Resource, ServiceError, Violation
+from llmsrv.generation import Generation, SequenceText, collect
+from llmsrv.params import (
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    RequestOutput,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+
+if TYPE_CHECKING:
+    from llmsrv import _core
+    from llmsrv.engine import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+PUMP_WAIT_MS = 100  # how long the pump waits at most before it looks whether it should end
+TEXT_WORKERS = 2
+STALL_S = 60.0  # work that waits for longer than this without a step is a stall
+ABORTED_READ_S = 2.0  # what readers get to read the last message of a request that a drain aborted
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class State(Enum):
+    """Whether requests are taken. STALLED goes back to SERVING by itself; FAILED and DRAINED never do."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    STALLED = "stalled"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids of an input, and the rendered text of a conversation (empty for plain text)."""
+
+    token_ids: Sequence[int]
+    rendered_text: str = ""
+    offsets: Sequence[tuple[int, int]] = ()  # of each id in the UTF-8 text, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request without violations, as the worker thread made it."""
+
+    request: "_core.Request"
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    texts: Sequence[SequenceText | None]
+
+
+class GenerationService:
+    """Serves one loaded model on one event loop. Knows no transport."""
+
+    def __init__(self, model: "LoadedModel") -> None:
+        self.model = model
+        self._engine = model.engine
+        self._loop = asyncio.get_running_loop()
+        self._workers = ThreadPoolExecutor(TEXT_WORKERS, thread_name_prefix="llmsrv-text")
+        self._live: dict[int, Generation] = {}
+        self._preparing = 0
+        self._open = 0  # submits that have not returned plus generations that are not closed
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._outcomes: Counter[str] = Counter()
+        self._drain_state: State | None = None
+        self._failure: str | None = None
+        self._endings = _EndingRate(self._loop.time())
+        self._closing = threading.Event()
+        self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
+        self._pump_thread.start()
+
+    # --- requests ---
+
+    async def submit(self, request: GenerationRequest) -> Generation:
+        """Accepts a request, or raises ServiceError without having changed anything."""
+        self._open += 1
+        self._idle.clear()
+        try:
+            return await self._admit(request)
+        except ServiceError as error:
+            self._leave(error.code.name)
+            raise
+        except asyncio.CancelledError:
+            self._leave(Code.CANCELLED.name)
+            raise
+        except Exception:
+            self._leave(Code.INTERNAL.name)
+            raise
+
+    async def generate(self, request: GenerationRequest) -> RequestOutput:
+        """Runs a request to its end."""
+        generation = await self.submit(request)
+        try:
+            return await collect(generation)
+        finally:
+            generation.close()
+
+    async def tokenize(
+        self, prompt: Prompt, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
+    ) -> Tokenized:
+        """Token ids of text or a conversation, as `submit` would make them. Raises ServiceError."""
+        self.check_model(model)
+        return await self._loop.run_in_executor(self._workers, self._tokenize, prompt, add_special_tokens, offsets)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
+        """Text of token ids. Raises ServiceError."""
+        self.check_model(model)
+        vocab_size = self.model.vocab_size
+        violations = [
+            Violation(f"token_ids[{i}]", f"{token_id} is not in the vocabulary of {vocab_size}")
+            for i, token_id in enumerate(token_ids)
+            if not 0 <= token_id < vocab_size
+        ]
+        if violations:
+            raise ServiceError.invalid(violations)
+        return await self._loop.run_in_executor(
+            self._workers, lambda: self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def abort_ids(self, request_ids: Sequence[str]) -> list[str]:
+        """Ends requests early; the ids of those that were in flight."""
+        return [each for each in request_ids if self._engine.abort_id(each)]
+
+    def abort_all(self) -> list[str]:
+        """Ends every request early; the ids of those that were in flight."""
+        return self._engine.abort_all()
+
+    def check_model(self, name: str) -> None:
+        """Raises NOT_FOUND for a name that is not served. Empty means the served model."""
+        if name and name != self.model.name:
+            raise ServiceError(
+                Code.NOT_FOUND,
+                f"model {name!r} is not served here; served: {self.model.name!r}",
+                resource=Resource("model", name),
+            )
+
+    def count_refusal(self, error: ServiceError) -> None:
+        """Counts a generation that its transport refused before it came here."""
+        self._outcomes[error.code.name] += 1
+
+    # --- state ---
+
+    @property
+    def state(self) -> State:
+        """Whether requests are taken, and why not."""
+        sample = self._engine.stats()
+        if not sample.healthy:
+            self._failure = sample.failure
+        if self._failure is not None:
+            return State.FAILED
+        if self._drain_state is not None:
+            return self._drain_state
+        return State.STALLED if sample.seconds_since_progress > STALL_S else State.SERVING
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine failed, if it did."""
+        return self._failure
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose callers have not seen the end yet."""
+        return self._open
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Requests by outcome since start: the finish reason of the first sequence, or a status code's name."""
+        return self._outcomes
+
+    def stats(self) -> "_core.EngineStats":
+        """One sample of the engine."""
+        return self._engine.stats()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests, waits for those in flight, aborts what is left after `timeout_s`."""
+        self._drain_state = State.DRAINING
+        if not await self._becomes_idle(timeout_s):
+            logger.warning("drain timeout: %d requests aborted", len(self._engine.abort_all()))
+            if not await self._becomes_idle(ABORTED_READ_S):
+                logger.warning("drain timeout: %d callers did not read their last message", self._open)
+        self._drain_state = State.DRAINED
+
+    async def close(self) -> None:
+        """Ends everything in flight as aborted and stops all threads. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._drain_state = self._drain_state or State.DRAINING
+        self._closing.set()
+        await asyncio.to_thread(self._engine.shutdown)
+        await asyncio.to_thread(self._pump_thread.join)
+        await asyncio.sleep(0)  # the pump's last delivery runs before this returns
+        self._drain_state = State.DRAINED
+        self._workers.shutdown(wait=False)
+
+    async def _becomes_idle(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    # --- admission ---
+
+    async def _admit(self, request: GenerationRequest) -> Generation:
+        self._refuse_unless_serving()
+        self.check_model(request.model)
+        if self._preparing >= self.model.config.max_queued_requests:
+            raise ServiceError(
+                Code.RESOURCE_EXHAUSTED, "too many prompts wait for the tokenizer", retry_delay_s=self._retry_delay()
+            )
+        request_id = request.request_id or f"req-{secrets.token_hex(8)}"
+        self._preparing += 1
+        try:
+            prepared = await self._loop.run_in_executor(self._workers, self._prepare, request, request_id)
+        finally:
+            self._preparing -= 1
+        self._refuse_unless_serving()
+        return self._enter(request_id, prepared)
+
+    def _enter(self, request_id: str, prepared: _Prepared) -> Generation:
+        """Hands a prepared request to the core. No await here: no output is delivered before its key is known."""
+        try:
+            key = self._engine.submit(prepared.request)
+        except ServiceError as error:
+            if error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
+                error.retry_delay_s = self._retry_delay()
+            raise
+        self._live[key] = generation = Generation(
+            key=key,
+            request_id=request_id,
+            model=self.model.name,
+            prompt_ids=prepared.prompt_ids,
+            params=prepared.params,
+            texts=prepared.texts,
+            stop=self._engine.stop,
+            closed=self._forget,
+        )
+        return generation
+
+    def _refuse_unless_serving(self) -> None:
+        if self._failure is not None:
+            raise ServiceError(Code.UNAVAILABLE, f"the engine failed: {self._failure}", reason="ENGINE_FAILED")
+        if self._drain_state is not None:
+            raise ServiceError(Code.UNAVAILABLE, "the server is shutting down", reason="DRAINING", retry_delay_s=1.0)
+
+    def _retry_delay(self) -> float:
+        """When a place in the queue should be free: half of what waits, at the recent rate of endings."""
+        waiting = self._engine.stats().waiting + self._preparing
+        return min(max(0.5 * waiting * self._endings.seconds_each, RETRY_MIN_S), RETRY_MAX_S)
+
+    # --- worker threads ---
+
+    def _prepare(self, request: GenerationRequest, request_id: str) -> _Prepared:
+        """Raises INVALID_ARGUMENT with every violation that the text side and the core find."""
+        violations: list[Violation] = []
+        prompt_ids: Sequence[int] = ()
+        params = self.model.resolve(request.params)
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(64))
+        try:
+            prompt_ids = self._tokenize(request.prompt).token_ids
+        except ServiceError as error:
+            if error.code is not Code.INVALID_ARGUMENT:
+                raise
+            violations += error.violations
+        if request.truncate_prompt_tokens is not None:
+            if request.truncate_prompt_tokens < 1:
+                violations.append(Violation("truncate_prompt_tokens", "must be at least 1"))
+            prompt_ids = prompt_ids[-request.truncate_prompt_tokens :]
+        if params.stop_strings and not params.text:
+            violations.append(Violation("stopping.stop_strings", "need output.text: they are found in the text"))
+        # A prompt that could not be made is replaced by one token, so that the core checks all other fields.
+        stand_in = prompt_ids or ((0,) if violations else ())
+        engine_request, too_wide = self._engine.build(request_id, stand_in, params)
+        violations += [*too_wide, *self._engine.validate(engine_request)]
+        if violations:
+            raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))
+        return _Prepared(engine_request, prompt_ids, params, self._texts(prompt_ids, params))
+
+    def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
+        if not params.text:
+            return [None] * params.n
+        return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(params.n)]
+
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None, offsets: bool = False) -> Tokenized:
+        if isinstance(prompt, TokenPrompt):
+            return Tokenized(list(prompt.token_ids))
+        rendered = ""
+        if isinstance(prompt, ChatPrompt):
+            text = rendered = self._render(prompt)
+            special = False  # the template has put in what it wants
+        else:
+            text, special = prompt.text, add_special_tokens is not False
+        tokenizer = self.model.tokenizer
+        try:
+            if offsets:
+                ids, places = tokenizer.encode_with_offsets(text, add_special_tokens=special)
+                return Tokenized(ids, rendered, places)
+            return Tokenized(tokenizer.encode(text, add_special_tokens=special), rendered)
+        except ValueError as error:
+            raise ServiceError.invalid([Violation(_prompt_field(prompt), str(error))]) from None
+
+    def _render(self, chat: ChatPrompt) -> str:
+        template = self.model.chat_template
+        if template is None:
+            raise ServiceError(
+                Code.UNIMPLEMENTED,
+                "this model has no chat template",
+                violations=[Violation("chat", "this model has no chat template")],
+                reason="NO_CHAT_TEMPLATE",
+            )
+        violations = _chat_violations(chat)
+        if violations:
+            raise ServiceError.invalid(violations)
+        opens = chat.add_generation_prompt
+        try:
+            return template.render(
+                chat.messages,
+                add_generation_prompt=not chat.continue_final_message if opens is None else opens,
+                continue_final_message=chat.continue_final_message,
+                **chat.template_kwargs,
+            )
+        except ValueError as error:
+            raise ServiceError.invalid([Violation("chat.messages", str(error))]) from None
+
+    # --- outputs ---
+
+    def _pump(self) -> None:
+        """The only thread that waits inside the core: one wake-up of the loop for all outputs of a step."""
+        while True:
+            closing = self._closing.is_set()
+            outputs = self._engine.wait_outputs(PUMP_WAIT_MS)
+            if outputs:
+                self._loop.call_soon_threadsafe(self._deliver, outputs)
+            elif closing:
+                return
+
+    def _deliver(self, outputs: "Sequence[_core.Output]") -> None:
+        for output in outputs:
+            generation = self._live.get(output.request)
+            if generation is None:
+                continue  # its reader left, and the core was told
+            try:
+                generation.deliver(output)
+            except Exception:  # one request's text must not hurt the others
+                logger.exception("request %s: its output could not be read", generation.request_id)
+                self._engine.abort(output.request)
+                generation.fail(ServiceError(Code.INTERNAL, "the output could not be read", reason="OUTPUT_UNREADABLE"))
+            if output.final:
+                del self._live[output.request]
+
+    def _forget(self, generation: Generation) -> None:
+        if self._live.pop(generation.key, None) is not None:
+            self._engine.abort(generation.key)
+        self._leave(generation.outcome)
+
+    def _leave(self, outcome: str) -> None:
+        self._outcomes[outcome] += 1
+        self._endings.note(self._loop.time())
+        self._open -= 1
+        if self._open == 0:
+            self._idle.set()
+
+
+class _EndingRate:
+    """How long it takes, of late, until another request ends."""
+
+    def __init__(self, now: float) -> None:
+        self.seconds_each = RETRY_MIN_S
+        self._last = now
+
+    def note(self, now: float) -> None:
+        gap = min(now - self._last, RETRY_MAX_S)
+        self.seconds_each += 0.1 * (gap - self.seconds_each)
+        self._last = now
+
+
+def _prompt_field(prompt: Prompt) -> str:
+    if isinstance(prompt, TextPrompt):
+        return "text"
+    return "token_ids.ids" if isinstance(prompt, TokenPrompt) else "chat.messages"
+
+
+def _in_request(violations: Sequence[Violation], prompt_field: str) -> list[Violation]:
+    """Names the field that the client has set where the core says `input`; keeps the first violation of each field."""
+    named: dict[str, Violation] = {}
+    for each in violations:
+        field = each.field
+        if field.startswith("input.token_ids[") and prompt_field == "token_ids.ids":
+            field = prompt_field + field.removeprefix("input.token_ids")
+        elif field == "input" or field.startswith("input."):
+            field = prompt_field
+        named.setdefault(field, replace(each, field=field))
+    return list(named.values())
+
+
+def _chat_violations(chat: ChatPrompt) -> list[Violation]:
+    violations = []
+    if not chat.messages:
+        violations.append(Violation("chat.messages", "must not be empty"))
+    for i, message in enumerate(chat.messages):
+        if message.get("role") not in ROLES:
+            violations.append(Violation(f"chat.messages[{i}].role", f"must be one of {', '.join(ROLES)}"))
+    for name in sorted(TEMPLATE_OWN & set(chat.template_kwargs)):
+        violations.append(Violation(f"chat.template_kwargs.{name}", "is not an extra variable of the template"))
+    if chat.continue_final_message:
+        if chat.messages and chat.messages[-1].get("role") != "assistant":
+            violations.append(Violation("chat.continue_final_message", "needs an assistant message at the end"))
+        if chat.add_generation_prompt:
+            violations.append(Violation("chat.add_generation_prompt", "contradicts continue_final_message"))
+    return violations

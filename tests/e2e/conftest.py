@@ -1,0 +1,46 @@
+"""Daemons for the end-to-end tests. After every test each of them holds no KV block."""
+
+import pytest
+from daemons import Daemon
+
+_running = []
+
+
+@pytest.fixture(scope="session")
+def daemon(smollm2_path):
+    """The usual one: more room than the tests need."""
+    yield from _kept(
+        Daemon(
+            *("--model", str(smollm2_path), "--served-model-name", "smol", "--max-model-len", "1024"),
+            *("--kv-cache-memory", "128MiB", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_daemon(smollm2_path):
+    """One whose pool and queue are soon full."""
+    yield from _kept(
+        Daemon(
+            *("--model", str(smollm2_path), "--max-model-len", "128", "--kv-cache-memory", "3MiB"),
+            *("--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--max-queued-requests", "4"),
+            *("--max-choices", "4", "--max-logprobs", "5"),
+        )
+    )
+
+
+def _kept(daemon):
+    try:
+        _running.append(daemon.wait_until_serving())
+        yield daemon
+    finally:
+        if daemon in _running:
+            _running.remove(daemon)
+        daemon.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_held_afterwards():
+    yield
+    for daemon in _running:
+        daemon.wait_until_idle()

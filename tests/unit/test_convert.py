@@ -1,0 +1,271 @@
+"""Every field of every request is honoured or refused: none is ignored."""
+
+import pytest
+from fakes import ByteTokenizer
+from google.protobuf.descriptor import FieldDescriptor
+
+from llmsrv.errors import Code, ServiceError
+from llmsrv.params import (
+    ChatPrompt,
+    Completion,
+    Delta,
+    Finish,
+    FinishReason,
+    PromptInfo,
+    RequestOutput,
+    TextPrompt,
+    Timing,
+    TokenLogprob,
+    TokenPrompt,
+    Update,
+    Usage,
+)
+from llmsrv.serve import convert
+from llmsrv.v1 import inference_pb2, types_pb2
+
+# What each path does is shown by the tests below and by tests/e2e.
+HONOURED_GENERATE = {
+    "model",
+    "request_id",
+    "text",
+    "token_ids.ids",
+    "chat.messages.role",
+    "chat.messages.content",
+    "chat.messages.name",
+    "chat.messages.reasoning",
+    "chat.template_kwargs",
+    "chat.add_generation_prompt",
+    "chat.continue_final_message",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.top_k",
+    "sampling.min_p",
+    "sampling.frequency_penalty",
+    "sampling.presence_penalty",
+    "sampling.repetition_penalty",
+    "sampling.seed",
+    "sampling.n",
+    "sampling.logit_bias",
+    "sampling.allowed_token_ids",
+    "stopping.max_tokens",
+    "stopping.min_tokens",
+    "stopping.stop_strings",
+    "stopping.stop_token_ids",
+    "stopping.ignore_eos",
+    "stopping.include_stop",
+    "output.text",
+    "output.token_ids",
+    "output.logprobs",
+    "output.top_logprobs",
+    "output.prompt_token_ids",
+    "output.prompt_logprobs",
+    "output.skip_special_tokens",
+    "truncate_prompt_tokens",
+    # There is no prefix cache yet: nothing is shared and nothing is filled.
+    "cache_salt",
+    "bypass_prefix_cache",
+}
+HONOURED_TOKENIZE = {
+    "model",
+    "text",
+    "add_special_tokens",
+    "pieces",
+    *(path for path in HONOURED_GENERATE if path.startswith("chat.")),
+}
+WHOLE = {"google.protobuf.Duration", "google.protobuf.Struct"}
+
+
+def leaves(descriptor, prefix=""):
+    """Paths of all fields, down to those without fields of their own."""
+    for field in descriptor.fields:
+        path = prefix + field.name
+        kind = field.message_type
+        if kind is None or kind.full_name in WHOLE or kind.GetOptions().map_entry or not kind.fields:
+            yield path
+        else:
+            yield from leaves(kind, path + ".")
+
+
+def put(message, path):
+    """Sets the field at `path` to something other than its default."""
+    name, _, rest = path.partition(".")
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if rest:
+        inner = getattr(message, name)
+        put(inner.add() if field.is_repeated else inner, rest)
+    elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, name)[5] = 1.0
+    elif field.message_type is not None:
+        getattr(message, name).SetInParent()
+    else:
+        value = {
+            FieldDescriptor.CPPTYPE_STRING: "x",
+            FieldDescriptor.CPPTYPE_BOOL: True,
+            FieldDescriptor.CPPTYPE_FLOAT: 0.5,
+        }.get(field.cpp_type, 3)
+        if field.is_repeated:
+            getattr(message, name).append(value)
+        else:
+            setattr(message, name, value)
+
+
+def is_refused(convert_message, message, path):
+    """Whether the field is refused by its path; a message that is otherwise good is not refused for another reason."""
+    try:
+        convert_message(message)
+    except ServiceError as error:
+        refusal = error
+    else:
+        return False
+    assert refusal.code is Code.UNIMPLEMENTED
+    (violation,) = refusal.violations
+    named = violation.field.replace("[0]", "")
+    assert named == path or path.startswith(named + "."), violation
+    return True
+
+
+def generate_with(path):
+    message = inference_pb2.GenerateRequest()
+    if path.split(".")[0] not in {"text", "token_ids", "chat"}:
+        message.text = "hello"
+    put(message, path)
+    return message
+
+
+@pytest.mark.parametrize("path", list(leaves(inference_pb2.GenerateRequest.DESCRIPTOR)))
+def test_every_field_of_a_generation(path):
+    refused = is_refused(convert.generation_request, generate_with(path), path)
+    assert refused != (path in HONOURED_GENERATE), f"{path}: is it listed, and what happens to it?"
+
+
+@pytest.mark.parametrize("path", list(leaves(inference_pb2.StreamOptions.DESCRIPTOR)))
+def test_every_option_of_a_stream(path):
+    message = inference_pb2.GenerateStreamRequest(request=inference_pb2.GenerateRequest(text="hello"))
+    put(message.stream, path)
+    assert is_refused(convert.stream_request, message, f"stream.{path}")
+
+
+@pytest.mark.parametrize("path", list(leaves(inference_pb2.TokenizeRequest.DESCRIPTOR)))
+def test_every_field_of_tokenize(path):
+    message = inference_pb2.TokenizeRequest()
+    if path.split(".")[0] not in {"text", "chat"}:
+        message.text = "hello"
+    put(message, path)
+    assert is_refused(convert.tokenize_prompt, message, path) != (path in HONOURED_TOKENIZE), path
+
+
+def test_refused_fields_are_named_together_with_their_places():
+    message = inference_pb2.GenerateRequest(
+        chat=types_pb2.ChatInput(
+            messages=[types_pb2.ChatMessage(role="user"), types_pb2.ChatMessage(role="tool", tool_call_id="1")]
+        ),
+        priority=-1,
+        sampling=types_pb2.SamplingParams(bad_words=["x"]),
+    )
+    with pytest.raises(ServiceError) as refusal:
+        convert.generation_request(message)
+    assert {each.field for each in refusal.value.violations} == {
+        "chat.messages[1].tool_call_id",
+        "priority",
+        "sampling.bad_words",
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        (b"\xf8\x06\x01", "111"),  # field 111 of GenerateRequest
+        (b"\x32\x03\xf8\x06\x01", "sampling.111"),  # field 111 of SamplingParams
+    ],
+)
+def test_a_field_of_a_newer_client_is_refused(payload, field):
+    message = inference_pb2.GenerateRequest(text="hello")
+    message.MergeFromString(payload)
+    with pytest.raises(ServiceError) as refusal:
+        convert.generation_request(message)
+    assert [each.field for each in refusal.value.violations] == [field]
+
+
+def test_unset_and_zero_differ():
+    unset = convert.generation_request(inference_pb2.GenerateRequest(text="a")).params
+    assert (unset.temperature, unset.seed, unset.max_tokens, unset.n, unset.text) == (None, None, None, 1, True)
+    zero = convert.generation_request(
+        inference_pb2.GenerateRequest(
+            text="a",
+            sampling=types_pb2.SamplingParams(temperature=0, seed=0, n=0),
+            stopping=types_pb2.StoppingParams(max_tokens=0),
+            output=types_pb2.OutputOptions(text=False),
+        )
+    ).params
+    assert (zero.temperature, zero.seed, zero.max_tokens, zero.n, zero.text) == (0.0, 0, 0, 0, False)
+
+
+def test_prompts():
+    request = inference_pb2.GenerateRequest
+    assert convert.generation_request(request(text="")).prompt == TextPrompt("")
+    token_prompt = convert.generation_request(request(token_ids=types_pb2.TokenIds(ids=[1, 2]))).prompt
+    assert isinstance(token_prompt, TokenPrompt)
+    assert list(token_prompt.token_ids) == [1, 2]
+    chat = types_pb2.ChatInput(
+        messages=[types_pb2.ChatMessage(role="user", content="hi", name="n", reasoning="r")],
+        continue_final_message=True,
+    )
+    chat.template_kwargs.update({"budget": 512, "share": 0.5, "deep": {"list": [1, True, "x"]}})
+    prompt = convert.generation_request(request(chat=chat)).prompt
+    assert prompt == ChatPrompt(
+        [{"role": "user", "content": "hi", "name": "n", "reasoning_content": "r"}],
+        {"budget": 512, "share": 0.5, "deep": {"list": [1, True, "x"]}},
+        None,
+        True,
+    )
+    assert "512.0" not in str(prompt.template_kwargs)
+
+
+def test_no_prompt_is_an_error():
+    with pytest.raises(ServiceError) as refusal:
+        convert.generation_request(inference_pb2.GenerateRequest())
+    assert [each.field for each in refusal.value.violations] == ["input"]
+
+
+LOGPROB = TokenLogprob(0x41, -0.5, 2, ((0x42, -0.25), (0x41, -0.5)))
+TOKEN_BYTES = ByteTokenizer().token_bytes
+
+
+def test_an_answer_has_what_was_asked_for_and_no_more():
+    result = RequestOutput(
+        request_id="r",
+        model="m",
+        prompt=PromptInfo([1, 2, 3], [TokenLogprob(1, None, 0), LOGPROB, LOGPROB], 2),
+        completions=[Completion(0, "A", [0x41], [LOGPROB], Finish(FinishReason.STOP, stop_string="x"))],
+        usage=Usage(3, 1, 2),
+        timing=Timing(0.5, 1.25, 2.0, 1),
+    )
+    plain = convert.generate_response(result, types_pb2.OutputOptions(), TOKEN_BYTES)
+    assert (plain.prompt.token_count, plain.prompt.cached_token_count, list(plain.prompt.token_ids)) == (3, 2, [])
+    assert list(plain.completions[0].token_ids) == []
+    assert plain.completions[0].finish.stop_string == "x"
+    assert plain.timing.prefill.ToMilliseconds() == 1250
+    asked = types_pb2.OutputOptions(token_ids=True, prompt_token_ids=True)
+    full = convert.generate_response(result, asked, TOKEN_BYTES)
+    assert list(full.completions[0].token_ids) == [0x41]
+    assert list(full.prompt.token_ids) == [1, 2, 3]
+    assert not full.prompt.logprobs[0].HasField("logprob")
+    (entry,) = full.completions[0].logprobs
+    assert (entry.logprob, entry.rank, entry.token_bytes) == (-0.5, 2, b"A")
+    assert [(each.token_id, each.rank, each.token_bytes) for each in entry.top] == [(0x42, 1, b"B"), (0x41, 2, b"A")]
+
+
+def test_parts_of_a_stream_ride_together():
+    update = Update(
+        PromptInfo([1]),
+        [Delta(0, "x", [1], [], 1, Finish(FinishReason.LENGTH))],
+        Usage(1, 1),
+        Timing(0, 0, 0, 0),
+    )
+    message = convert.stream_response(update, "r", "m", types_pb2.OutputOptions(), TOKEN_BYTES)
+    assert message.start.request_id == "r"
+    assert message.deltas[0].finish.reason == types_pb2.FINISH_REASON_LENGTH
+    assert message.end.usage.completion_tokens == 1
+    middle = convert.stream_response(Update(None, update.deltas), "r", "m", types_pb2.OutputOptions(), TOKEN_BYTES)
+    assert not middle.HasField("start")
+    assert not middle.HasField("end")
