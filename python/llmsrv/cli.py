@@ -124,9 +124,9 @@ async def _demo(model: str, question: str, keep: bool) -> None:
     from llmsrv.serve.daemon import Daemon, until_signal
 
     daemon = Daemon(ServeConfig(model=model, port=0))
-    await daemon.start()
-    await daemon.load()
     try:
+        await daemon.start()
+        await daemon.load()
         print(f"\n> {question}\n")
         print(await _ask(daemon, question))
         if keep:

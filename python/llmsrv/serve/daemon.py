@@ -9,9 +9,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
 
 from llmsrv.config import ServeConfig, flags_of
+
+if TYPE_CHECKING:
+    from llmsrv.serve.grpc_server import GrpcServer
+    from llmsrv.service import GenerationService
 
 
 def main() -> None:
@@ -55,28 +60,36 @@ async def _serve(config: ServeConfig) -> int:
     daemon = Daemon(config)
     try:
         await daemon.start()
-        loading = asyncio.ensure_future(daemon.load())
-        waiting = asyncio.ensure_future(signalled.wait())
-        await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
+        if not await _finishes_before(signalled, daemon.load()):
             report("stopped while loading")
             _exit_now(0)  # the loading thread cannot be interrupted
-        await loading
+        await signalled.wait()
     except (ValueError, OSError, ImportError) as error:
+        await daemon.stop()
         report(f"error: {error}")
         return 1
-    await waiting
     await daemon.stop()
     return 0
 
 
-class Daemon:
-    """A server and the model behind it, in the running event loop."""
+async def _finishes_before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Whether the work is done before the event; what it raises is raised here."""
+    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        await task
+    return task.done()
 
-    def __init__(self, config: ServeConfig, *, tell: Callable[[str], None] | None = None) -> None:
+
+class Daemon:
+    """A server and the model behind it, in the running event loop. Always call stop(), also when starting failed."""
+
+    def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._tell = tell or report
         self._began = time.monotonic()
+        self._server: GrpcServer | None = None
+        self._service: GenerationService | None = None
         self.port = 0
 
     async def start(self) -> None:
@@ -85,28 +98,34 @@ class Daemon:
 
         self._server = GrpcServer(self._config)
         self.port = await self._server.start()
-        self._tell(f"listening on {self._config.host}:{self.port}")
+        report(f"listening on {self._config.host}:{self.port}")
 
     async def load(self) -> None:
-        """Loads the model; health says SERVING. Raises ValueError or OSError."""
+        """Loads the model; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""
         from llmsrv.engine import load_engine
         from llmsrv.service import GenerationService
 
-        model = await asyncio.to_thread(
-            load_engine, self._config, report=self._tell, name=self._config.served_model_name
-        )
+        name = self._config.served_model_name
+        model = await asyncio.to_thread(load_engine, self._config, report=report, name=name)
         self._service = GenerationService(model)
-        await self._server.serve(self._service)
+        if self._server is not None:
+            await self._server.serve(self._service)
         took = time.monotonic() - self._began
-        self._tell(f"serving {model.name} on {self._config.host}:{self.port}, ready after {took:.2f} s")
+        report(f"serving {model.name} on {self._config.host}:{self.port}, ready after {took:.2f} s")
 
     async def stop(self) -> None:
-        """Drains, stops listening, stops the engine."""
-        self._tell(f"draining: {self._service.in_flight} requests in flight")
-        await self._server.drain(self._config.drain_timeout)
-        await self._server.stop()
-        await self._service.close()
-        self._tell("stopped")
+        """Drains, stops listening, stops the engine. Idempotent."""
+        server, self._server = self._server, None
+        service, self._service = self._service, None
+        if service is not None:
+            report(f"draining: {service.in_flight} requests in flight")
+            if server is not None:
+                await server.drain(self._config.drain_timeout)
+        if server is not None:
+            await server.stop()
+        if service is not None:
+            await service.close()
+            report("stopped")
 
 
 def report(line: str) -> None:
