@@ -1,9 +1,9 @@
 """Every kernel at SmolLM2-135M's shapes, beside what this machine can do at most, measured in the same run.
 
 Definitions: the time is a quantile of the calls, the median by default (a low one shows more on a machine that others
-use). Weights (and caches) are cycled through so that no call finds its own in
-a cache. GB/s counts the weights (or the keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger
-of the two shares of this machine's peaks.
+use). Weights (and caches) are cycled through so that no call finds its own in a cache. GB/s counts the weights (or the
+keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger of the two shares of this machine's
+peaks.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old)
 struct ThreadPool::State {
   alignas(64) std::atomic<std::uint32_t> epoch{0};       // a new value is an order to work (or to stop); wraps around
   alignas(64) std::atomic<std::uint32_t> unfinished{0};  // workers that have not finished the current order
-  alignas(64) const TeamFunction* work = nullptr;       // written before, read after `epoch` changes; null is "stop"
+  alignas(64) const TeamFunction* work = nullptr;        // written before, read after `epoch` changes; null is "stop"
   std::vector<std::thread> workers;
 
   void work_until_stopped(int member) {

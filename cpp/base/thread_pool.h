@@ -11,8 +11,7 @@ class TeamFunction {
  public:
   template <typename F>
   TeamFunction(const F& function)  // NOLINT: implicit on purpose, so that run() takes a lambda
-      : object_(&function),
-        call_([](const void* object, int member) { (*static_cast<const F*>(object))(member); }) {}
+      : object_(&function), call_([](const void* object, int member) { (*static_cast<const F*>(object))(member); }) {}
   void operator()(int member) const { call_(object_, member); }
 
  private:

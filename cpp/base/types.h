@@ -5,9 +5,9 @@
 
 namespace llmsrv {
 
-using TokenId = std::int32_t;     // index into the vocabulary
-using BlockId = std::int32_t;     // index into the KV block pool
-using SequenceId = std::uint64_t; // one generated sequence; unique for the life of an engine
-using RequestKey = std::uint64_t; // one accepted request; unique for the life of an engine
+using TokenId = std::int32_t;      // index into the vocabulary
+using BlockId = std::int32_t;      // index into the KV block pool
+using SequenceId = std::uint64_t;  // one generated sequence; unique for the life of an engine
+using RequestKey = std::uint64_t;  // one accepted request; unique for the life of an engine
 
 }  // namespace llmsrv

@@ -11,9 +11,9 @@ void check_config(const EngineConfig& config, const ModelSpec& spec) {
     if (!holds) problems += (problems.empty() ? "" : "; ") + problem;
   };
   require(config.max_model_len >= 2, "max_model_len must be at least 2");
-  require(config.max_model_len <= spec.max_position,
-          "max_model_len is " + std::to_string(config.max_model_len) + ", but the model ends at " +
-              std::to_string(spec.max_position));
+  require(config.max_model_len <= spec.max_position, "max_model_len is " + std::to_string(config.max_model_len) +
+                                                         ", but the model ends at " +
+                                                         std::to_string(spec.max_position));
   require(config.block_size == 8 || config.block_size == 16 || config.block_size == 32,
           "block_size must be 8, 16 or 32, is " + std::to_string(config.block_size));
   require(config.max_num_seqs >= 1 && config.max_num_seqs <= 65536, "max_num_seqs must be in 1..65536");

@@ -12,17 +12,17 @@
 namespace llmsrv {
 
 struct EngineConfig {
-  int max_model_len = 0;                          // longest prompt plus output; required
-  int block_size = 16;                            // tokens per KV block: 8, 16 or 32
-  int max_num_seqs = 64;                          // sequences running at once
-  int max_num_batched_tokens = 512;               // tokens per step, >= max_num_seqs
+  int max_model_len = 0;                                 // longest prompt plus output; required
+  int block_size = 16;                                   // tokens per KV block: 8, 16 or 32
+  int max_num_seqs = 64;                                 // sequences running at once
+  int max_num_batched_tokens = 512;                      // tokens per step, >= max_num_seqs
   std::size_t kv_cache_memory = std::size_t{512} << 20;  // bytes
   DType kv_cache_dtype = DType::kBf16;
-  int max_queued_requests = 1024;                 // accepted and not yet running
-  std::int64_t max_queued_tokens = 1 << 20;       // prompt tokens of those
-  int max_logprobs = 20;                          // largest top_logprobs
-  int max_choices = 128;                          // largest n
-  std::vector<TokenId> eos_token_ids;             // the model's own
+  int max_queued_requests = 1024;            // accepted and not yet running
+  std::int64_t max_queued_tokens = 1 << 20;  // prompt tokens of those
+  int max_logprobs = 20;                     // largest top_logprobs
+  int max_choices = 128;                     // largest n
+  std::vector<TokenId> eos_token_ids;        // the model's own
 };
 
 // Throws std::invalid_argument that names every option that is out of range or does not fit the model.

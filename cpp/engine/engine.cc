@@ -67,8 +67,8 @@ std::vector<Violation> Engine::validate(const Request& request) const {
 
 std::variant<RequestKey, Status> Engine::submit(Request request) {
   std::vector<Violation> violations = validate(request);
-  std::variant<RequestKey, Status> result = violations.empty() ? inbox_.submit(std::move(request))
-                                                               : Status::invalid(std::move(violations));
+  std::variant<RequestKey, Status> result =
+      violations.empty() ? inbox_.submit(std::move(request)) : Status::invalid(std::move(violations));
   if (const Status* refusal = std::get_if<Status>(&result)) count_outcome(status_code_name(refusal->code()));
   return result;
 }
@@ -199,9 +199,8 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
       const ThreadPool::Range share = pool_.share(count, member);
       for (int i = share.begin; i < share.end; ++i) {
         const TokenId token = (*live.prompt)[static_cast<std::size_t>(first + i)];
-        output.prompt_logprobs[static_cast<std::size_t>(i)] =
-            token_logprob({logits.f32_row(i), static_cast<std::size_t>(logits.cols)}, token,
-                          live.request.output.top_logprobs);
+        output.prompt_logprobs[static_cast<std::size_t>(i)] = token_logprob(
+            {logits.f32_row(i), static_cast<std::size_t>(logits.cols)}, token, live.request.output.top_logprobs);
       }
     });
     outputs_.push_back(std::move(output));

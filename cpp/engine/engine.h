@@ -1,9 +1,9 @@
 // One model on one device, serving many requests: owns the engine thread, whose loop is step().
 //
-// Thread rule: public methods may be called from any thread; everything else is the engine thread's. Outside events enter
-// through the inbox and are applied at one point of a step; results leave through the outbox.
-// Invariants: every accepted request gets exactly one final output (promise P2); after a failure the engine never steps
-// again, and every live and later request is told so.
+// Thread rule: public methods may be called from any thread; everything else is the engine thread's. Outside events
+// enter through the inbox and are applied at one point of a step; results leave through the outbox. Invariants: every
+// accepted request gets exactly one final output (promise P2); after a failure the engine never steps again, and every
+// live and later request is told so.
 #pragma once
 
 #include <atomic>

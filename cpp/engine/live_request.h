@@ -16,10 +16,10 @@ struct LiveRequest {
   Request request;  // its prompt was moved to `prompt`
   std::shared_ptr<const std::vector<TokenId>> prompt;
   std::uint64_t seed = 0;
-  std::vector<TokenId> stop_ids;        // every id that may end it: what min_tokens forbids
-  std::vector<SequenceId> sequences;    // by choice; an ended one is gone from the scheduler
+  std::vector<TokenId> stop_ids;      // every id that may end it: what min_tokens forbids
+  std::vector<SequenceId> sequences;  // by choice; an ended one is gone from the scheduler
   int choices_left = 0;
-  int prompt_logprobs_next = 1;         // next prompt position whose log-probability is due
+  int prompt_logprobs_next = 1;  // next prompt position whose log-probability is due
   Usage usage;
   int preemptions = 0;
   double submitted_s = 0.0;

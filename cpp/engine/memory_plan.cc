@@ -40,11 +40,11 @@ MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineC
 
   const int needed = (config.max_model_len + config.block_size - 1) / config.block_size;
   if (cache.blocks < needed) {
-    throw std::invalid_argument(
-        "kv_cache_memory is too small: one sequence of max_model_len " + std::to_string(config.max_model_len) + " needs " +
-        mebibytes(cache.block_bytes() * static_cast<std::size_t>(needed)) + ", available are " +
-        mebibytes(config.kv_cache_memory) + "; the largest max_model_len that fits is " +
-        std::to_string(cache.blocks * config.block_size));
+    throw std::invalid_argument("kv_cache_memory is too small: one sequence of max_model_len " +
+                                std::to_string(config.max_model_len) + " needs " +
+                                mebibytes(cache.block_bytes() * static_cast<std::size_t>(needed)) + ", available are " +
+                                mebibytes(config.kv_cache_memory) + "; the largest max_model_len that fits is " +
+                                std::to_string(cache.blocks * config.block_size));
   }
   return plan;
 }

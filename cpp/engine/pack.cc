@@ -10,8 +10,7 @@ void pack(const StepPlan& plan, const Scheduler& scheduler, int block_size, Step
   for (const PlannedRange& range : plan.ranges) {
     const Sequence& sequence = scheduler.sequence(range.sequence);
     const int end = range.first_position + range.token_count;
-    inputs.ranges.push_back(
-        {static_cast<int>(inputs.tokens.size()), range.token_count, end, sequence.blocks().data()});
+    inputs.ranges.push_back({static_cast<int>(inputs.tokens.size()), range.token_count, end, sequence.blocks().data()});
     for (int position = range.first_position; position < end; ++position) {
       inputs.tokens.push_back(sequence.token(position));
       inputs.positions.push_back(position);

@@ -6,8 +6,8 @@
 
 namespace llmsrv {
 
-// Fills `inputs` for the scheduler's current plan. The ranges point into the sequences' block lists: they are valid until
-// the scheduler changes.
+// Fills `inputs` for the scheduler's current plan. The ranges point into the sequences' block lists: they are valid
+// until the scheduler changes.
 void pack(const StepPlan& plan, const Scheduler& scheduler, int block_size, StepInputs& inputs);
 
 }  // namespace llmsrv

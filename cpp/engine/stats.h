@@ -14,11 +14,11 @@ struct EngineStats {
   int kv_blocks_total = 0;
   int kv_blocks_held = 0;
   std::uint64_t steps = 0;
-  std::uint64_t prompt_tokens = 0;      // computed, recomputation included
+  std::uint64_t prompt_tokens = 0;  // computed, recomputation included
   std::uint64_t generation_tokens = 0;
   std::uint64_t recomputed_tokens = 0;
   std::uint64_t preemptions = 0;
-  double seconds_since_progress = 0.0;  // 0 while there is nothing to do
+  double seconds_since_progress = 0.0;            // 0 while there is nothing to do
   std::map<std::string, std::uint64_t> requests;  // ended, by outcome
 };
 

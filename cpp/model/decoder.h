@@ -21,10 +21,10 @@ namespace llmsrv {
 
 // One step's input, token by token; `ranges` tells which rows belong to which sequence.
 struct StepInputs {
-  std::vector<TokenId> tokens;           // [tokens]
-  std::vector<std::int32_t> positions;   // [tokens]
-  std::vector<KvSlot> slots;             // [tokens]
-  std::vector<AttentionRange> ranges;    // [sequences]; together they cover all rows in order
+  std::vector<TokenId> tokens;          // [tokens]
+  std::vector<std::int32_t> positions;  // [tokens]
+  std::vector<KvSlot> slots;            // [tokens]
+  std::vector<AttentionRange> ranges;   // [sequences]; together they cover all rows in order
 };
 
 struct DecoderLimits {
@@ -39,7 +39,8 @@ class Decoder {
   // REQUIRES: `weights` is complete and, like `backend` and `cache`, outlives the decoder.
   Decoder(const Weights& weights, Backend& backend, const KvCache& cache, const DecoderLimits& limits);
 
-  // Computes all rows of a step and stores their keys and values. The rows stay readable by logits() until the next call.
+  // Computes all rows of a step and stores their keys and values. The rows stay readable by logits() until the next
+  // call.
   void forward(const StepInputs& inputs);
 
   // Logits of some rows of the last step. [rows.size(), vocab]; valid until the next call.

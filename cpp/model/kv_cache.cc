@@ -16,8 +16,8 @@ KvCache::KvCache(const KvCacheShape& shape, ThreadPool& pool) : shape_(shape), b
 
 KvLayer KvCache::layer(int index) const {
   const std::size_t layer_bytes = shape_.layer_block_bytes * static_cast<std::size_t>(shape_.blocks);
-  return {buffer_.data() + layer_bytes * static_cast<std::size_t>(index), shape_.blocks, shape_.block_size, shape_.dtype,
-          shape_.layer_block_bytes};
+  return {buffer_.data() + layer_bytes * static_cast<std::size_t>(index), shape_.blocks, shape_.block_size,
+          shape_.dtype, shape_.layer_block_bytes};
 }
 
 }  // namespace llmsrv

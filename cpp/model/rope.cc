@@ -11,8 +11,7 @@ double llama3_scaled(double frequency, const RopeScaling& scaling) {
   const double rotations = scaling.original_max_position / wavelength;
   if (rotations < scaling.low_freq_factor) return frequency / scaling.factor;
   if (rotations > scaling.high_freq_factor) return frequency;
-  const double blend =
-      (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  const double blend = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
   return (1.0 - blend) * frequency / scaling.factor + blend * frequency;
 }
 

@@ -30,7 +30,8 @@ void check_spec(const ModelSpec& spec) {
   in_range(spec.head_dim, kHeadDimMax, "head_dim");
   in_range(spec.max_position, kDimensionMax, "max_position");
   require(spec.head_dim % 2 == 0, "head_dim must be even");
-  require(spec.num_kv_heads < 1 || spec.num_heads % spec.num_kv_heads == 0, "num_heads must be a multiple of num_kv_heads");
+  require(spec.num_kv_heads < 1 || spec.num_heads % spec.num_kv_heads == 0,
+          "num_heads must be a multiple of num_kv_heads");
   require(spec.rms_norm_eps > 0 && spec.rms_norm_eps < 1, "rms_norm_eps must be in (0, 1)");
   require(spec.rope_theta > 0, "rope_theta must be positive");
   require(!spec.sliding_window || *spec.sliding_window >= 1, "sliding_window must be at least 1");

@@ -14,7 +14,7 @@ enum class RopeScalingKind { kLinear, kLlama3 };
 struct RopeScaling {
   RopeScalingKind kind = RopeScalingKind::kLinear;
   double factor = 1.0;
-  double low_freq_factor = 1.0;     // kLlama3 only, as the next two
+  double low_freq_factor = 1.0;  // kLlama3 only, as the next two
   double high_freq_factor = 4.0;
   int original_max_position = 8192;
 };
@@ -32,8 +32,8 @@ struct ModelSpec {
   double rope_theta = 10000.0;
   std::optional<RopeScaling> rope_scaling;
   bool qkv_bias = false;
-  bool tied_embeddings = false;          // the output head is the embedding table
-  std::optional<int> sliding_window;     // tokens each row attends to, itself included
+  bool tied_embeddings = false;       // the output head is the embedding table
+  std::optional<int> sliding_window;  // tokens each row attends to, itself included
 
   HeadShape heads() const { return {num_heads, num_kv_heads, head_dim}; }
 };

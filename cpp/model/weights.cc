@@ -109,11 +109,10 @@ std::size_t Weights::weights_bytes(const ModelSpec& spec, WeightFormat format) {
   const HeadShape heads = spec.heads();
   const auto matrix = [&](int rows, int cols) { return PackedMatrix::packed_bytes(format, rows, cols); };
   const auto vector = [](int size) { return static_cast<std::size_t>(size) * sizeof(float); };
-  const std::size_t layer = 2 * vector(spec.hidden_size) + matrix(heads.qkv_cols(), spec.hidden_size) +
-                            (spec.qkv_bias ? vector(heads.qkv_cols()) : 0) +
-                            matrix(spec.hidden_size, heads.query_cols()) +
-                            matrix(2 * spec.intermediate_size, spec.hidden_size) +
-                            matrix(spec.hidden_size, spec.intermediate_size);
+  const std::size_t layer =
+      2 * vector(spec.hidden_size) + matrix(heads.qkv_cols(), spec.hidden_size) +
+      (spec.qkv_bias ? vector(heads.qkv_cols()) : 0) + matrix(spec.hidden_size, heads.query_cols()) +
+      matrix(2 * spec.intermediate_size, spec.hidden_size) + matrix(spec.hidden_size, spec.intermediate_size);
   const std::size_t table = matrix(spec.vocab_size, spec.hidden_size);
   return static_cast<std::size_t>(spec.num_layers) * layer + vector(spec.hidden_size) +
          (spec.tied_embeddings ? table : 2 * table);

@@ -41,7 +41,7 @@ class Weights {
 
   const ModelSpec& spec() const { return spec_; }
   WeightFormat format() const { return format_; }
-  const PackedMatrix& embed() const { return embed_; }    // [vocab, hidden]
+  const PackedMatrix& embed() const { return embed_; }                                    // [vocab, hidden]
   const PackedMatrix& head() const { return spec_.tied_embeddings ? embed_ : lm_head_; }  // [vocab, hidden]
   const LayerWeights& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::span<const float> final_norm() const { return final_norm_; }  // [hidden]

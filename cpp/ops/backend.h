@@ -47,9 +47,9 @@ struct KvSlot {
 
 // One sequence's rows in a step: a prompt chunk or a single decode token.
 struct AttentionRange {
-  int first_row = 0;       // first row of this sequence in the step
-  int row_count = 0;       // rows; row i is at position context_len - row_count + i
-  int context_len = 0;     // tokens in the cache, this step's rows included
+  int first_row = 0;                // first row of this sequence in the step
+  int row_count = 0;                // rows; row i is at position context_len - row_count + i
+  int context_len = 0;              // tokens in the cache, this step's rows included
   const BlockId* blocks = nullptr;  // ceil(context_len / block_size) ids
 };
 
@@ -95,15 +95,16 @@ class Backend {
   enum class Accumulate { kStore, kAdd };
   void linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode, TensorView out);
 
-  // Rotates queries and keys of row t by position positions[t], in place, and stores its key and value in slot slots[t].
-  // The rotation pairs element i with i + head_dim / 2 (the half-split form):
+  // Rotates queries and keys of row t by position positions[t], in place, and stores its key and value in slot
+  // slots[t]. The rotation pairs element i with i + head_dim / 2 (the half-split form):
   //   x'[i] = x[i] cos - x[i + d/2] sin;   x'[i + d/2] = x[i + d/2] cos + x[i] sin.
   // qkv: [tokens, (heads + 2 kv_heads) * head_dim]: queries, keys, values.
   void rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
                          std::span<const std::int32_t> positions, std::span<const KvSlot> slots, const KvLayer& cache);
 
   // Causal attention of each row over its own sequence's cache, grouped queries:
-  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group],  j in [max(0, p - window + 1), p],
+  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group],  j in [max(0, p - window + 1),
+  //   p],
   // p the position of row t; without a window, j in [0, p].  qkv as above (only the queries are read),
   // out: [tokens, heads * head_dim].
   struct AttentionOptions {
@@ -113,7 +114,8 @@ class Backend {
   void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                        std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).   gate_up: [tokens, 2 F], out: [tokens, F].
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).   gate_up: [tokens, 2 F], out:
+  // [tokens, F].
   void silu_mul(TensorView gate_up, TensorView out);
 
  private:

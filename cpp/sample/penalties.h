@@ -15,8 +15,8 @@ namespace llmsrv {
 // Occurrences per token id, all zero between calls. One per thread, so that a call allocates nothing.
 using TokenCounts = std::vector<std::int32_t>;
 
-// Applies, in this order: logit bias, penalties, forbidden ids (set to minus infinity), allowed ids (all others likewise).
-// REQUIRES: counts.size() == logits.size() and all zero; all ids are in the vocabulary.
+// Applies, in this order: logit bias, penalties, forbidden ids (set to minus infinity), allowed ids (all others
+// likewise). REQUIRES: counts.size() == logits.size() and all zero; all ids are in the vocabulary.
 void apply_penalties(const SamplingParams& params, std::span<const TokenId> prompt, std::span<const TokenId> output,
                      std::span<const TokenId> forbidden, TokenCounts& counts, std::span<float> logits);
 

@@ -1,10 +1,11 @@
 // Draws the next token of each row from its own logits, parameters and generator: no row knows of another (promise P3).
 //
-// Order of operations: bias and penalties (penalties.h), temperature, min_p, top_k, top_p, draw. The draw walks the kept
-// tokens, likeliest first (in id order when top_k and top_p cut nothing), with one uniform number keyed by (seed, choice, position).
+// Order of operations: bias and penalties (penalties.h), temperature, min_p, top_k, top_p, draw. The draw walks the
+// kept tokens, likeliest first (in id order when top_k and top_p cut nothing), with one uniform number keyed by (seed,
+// choice, position).
 //
-// Thread rule: engine thread only; rows are shared out over the pool. Allocates nothing per step unless log-probabilities
-// are asked for.
+// Thread rule: engine thread only; rows are shared out over the pool. Allocates nothing per step unless
+// log-probabilities are asked for.
 #pragma once
 
 #include <cstdint>

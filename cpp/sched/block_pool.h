@@ -57,8 +57,8 @@ class BlockPool {
   void give_back(BlockId id);
 
   int total_;
-  std::vector<BlockId> free_;               // a stack: the block that was freed last is the warmest
-  std::vector<std::int32_t> references_;    // by id
+  std::vector<BlockId> free_;             // a stack: the block that was freed last is the warmest
+  std::vector<std::int32_t> references_;  // by id
 };
 
 }  // namespace llmsrv

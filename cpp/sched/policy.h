@@ -1,4 +1,5 @@
-// Who goes first. A policy is one strict order over sequences; waiting, running and the choice of a victim all follow it.
+// Who goes first. A policy is one strict order over sequences; waiting, running and the choice of a victim all follow
+// it.
 #pragma once
 
 #include "cpp/sched/sequence.h"

@@ -1,9 +1,9 @@
 // Decides what each step computes: continuous batching at token level under a token budget.
 //
-// A step first gives every decoding sequence its one token, then fills the rest of the budget with chunks of prompts, so
-// that a long prompt never stalls others' tokens. A sequence is admitted only when blocks for all of its known tokens can
-// be taken at once. When a decoding sequence finds no block, the least urgent running sequence gives up its blocks and is
-// computed again later; the most urgent one never yields (promise P5).
+// A step first gives every decoding sequence its one token, then fills the rest of the budget with chunks of prompts,
+// so that a long prompt never stalls others' tokens. A sequence is admitted only when blocks for all of its known
+// tokens can be taken at once. When a decoding sequence finds no block, the least urgent running sequence gives up its
+// blocks and is computed again later; the most urgent one never yields (promise P5).
 //
 // Thread rule: engine thread only. Integers only: it knows no model and no memory.
 #pragma once
@@ -26,8 +26,8 @@ namespace llmsrv {
 struct SchedulerLimits {
   int block_size = 16;
   int blocks = 0;
-  int max_sequences = 64;    // running at once
-  int max_step_tokens = 512; // >= max_sequences, so that every decoding sequence and one prompt token always fit
+  int max_sequences = 64;     // running at once
+  int max_step_tokens = 512;  // >= max_sequences, so that every decoding sequence and one prompt token always fit
 };
 
 // What commit() tells of one sequence that drew a token.
@@ -59,8 +59,9 @@ class Scheduler {
   // The next step. Empty only when nothing waits or runs. Valid until the next call.
   const StepPlan& plan();
 
-  // Applies what the model drew: `tokens[i]` belongs to the i-th range of the last plan that samples. A sequence that was
-  // removed since the plan was made is passed over. Finished sequences are gone afterwards. The result is valid until the next call.
+  // Applies what the model drew: `tokens[i]` belongs to the i-th range of the last plan that samples. A sequence that
+  // was removed since the plan was made is passed over. Finished sequences are gone afterwards. The result is valid
+  // until the next call.
   std::span<const CommittedToken> commit(std::span<const TokenId> tokens);
 
   // REQUIRES: the sequence is there.

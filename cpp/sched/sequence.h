@@ -4,9 +4,8 @@
 //                prompt                    generated
 //   computed    [0 ........ computed_count): keys and values are in the cache
 //
-// Invariants: 0 <= computed_count < token_count while not finished; blocks cover at least the computed tokens; a sequence
-// that is not RUNNING holds no block.
-// Thread rule: engine thread only.
+// Invariants: 0 <= computed_count < token_count while not finished; blocks cover at least the computed tokens; a
+// sequence that is not RUNNING holds no block. Thread rule: engine thread only.
 #pragma once
 
 #include <memory>

@@ -18,9 +18,7 @@ struct TensorView {
   static TensorView f32(float* data, int rows, int cols) { return {data, DType::kF32, rows, cols, cols}; }
 
   // REQUIRES: dtype == kF32
-  float* f32_row(int row) const {
-    return static_cast<float*>(data) + static_cast<std::ptrdiff_t>(row) * row_stride;
-  }
+  float* f32_row(int row) const { return static_cast<float*>(data) + static_cast<std::ptrdiff_t>(row) * row_stride; }
   // Rows [first, first + count).
   TensorView slice_rows(int first, int count) const {
     auto* bytes = static_cast<std::byte*>(data) +
@@ -29,8 +27,8 @@ struct TensorView {
   }
   // Columns [first, first + count) of every row.
   TensorView slice_cols(int first, int count) const {
-    auto* bytes = static_cast<std::byte*>(data) + static_cast<std::ptrdiff_t>(first) *
-                                                      static_cast<std::ptrdiff_t>(dtype_bytes(dtype));
+    auto* bytes = static_cast<std::byte*>(data) +
+                  static_cast<std::ptrdiff_t>(first) * static_cast<std::ptrdiff_t>(dtype_bytes(dtype));
     return {bytes, dtype, rows, count, row_stride};
   }
 };

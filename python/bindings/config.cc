@@ -15,18 +15,24 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
                          std::size_t kv_cache_memory, const std::string& kv_cache_dtype, int max_queued_requests,
                          std::int64_t max_queued_tokens, int max_logprobs, int max_choices,
                          std::vector<TokenId> eos_token_ids) {
-  return {max_model_len,   block_size,
-          max_num_seqs,    max_num_batched_tokens,
-          kv_cache_memory, parse_dtype(kv_cache_dtype, "kv_cache_dtype"),
-          max_queued_requests, max_queued_tokens,
-          max_logprobs,    max_choices,
+  return {max_model_len,
+          block_size,
+          max_num_seqs,
+          max_num_batched_tokens,
+          kv_cache_memory,
+          parse_dtype(kv_cache_dtype, "kv_cache_dtype"),
+          max_queued_requests,
+          max_queued_tokens,
+          max_logprobs,
+          max_choices,
           std::move(eos_token_ids)};
 }
 
 MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads) {
   check_config(config, spec);
   ThreadPool pool(threads);
-  return plan_memory(spec, parse_weight_format(weights_dtype, "weights_dtype"), config, *make_backend(pool, ""), threads);
+  return plan_memory(spec, parse_weight_format(weights_dtype, "weights_dtype"), config, *make_backend(pool, ""),
+                     threads);
 }
 
 }  // namespace
@@ -47,7 +53,8 @@ void register_config(py::module_& module) {
       .def_readonly("max_num_seqs", &EngineConfig::max_num_seqs)
       .def_readonly("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
       .def_readonly("kv_cache_memory", &EngineConfig::kv_cache_memory)
-      .def_property_readonly("kv_cache_dtype", [](const EngineConfig& config) { return dtype_name(config.kv_cache_dtype); })
+      .def_property_readonly("kv_cache_dtype",
+                             [](const EngineConfig& config) { return dtype_name(config.kv_cache_dtype); })
       .def_readonly("max_queued_requests", &EngineConfig::max_queued_requests)
       .def_readonly("max_queued_tokens", &EngineConfig::max_queued_tokens)
       .def_readonly("max_logprobs", &EngineConfig::max_logprobs)

@@ -35,22 +35,25 @@ bool abort_id(Engine& engine, const std::string& id) {
 void register_engine(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(module, "Engine")
-      .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
-                       const std::string& isa) {
-             return std::make_unique<Engine>(std::move(weights), config, threads, isa);
-           }),
+      .def(py::init(
+               [](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads, const std::string& isa) {
+                 return std::make_unique<Engine>(std::move(weights), config, threads, isa);
+               }),
            release, py::arg("weights"), py::arg("config"), py::kw_only(), py::arg("threads"), py::arg("isa") = "")
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
-      .def("abort", [](Engine& engine, RequestKey key) { return engine.end(key, FinishReason::kAborted); },
-           py::arg("request"))
-      .def("stop", [](Engine& engine, RequestKey key) { return engine.end(key, FinishReason::kStop); },
-           py::arg("request"))
+      .def(
+          "abort", [](Engine& engine, RequestKey key) { return engine.end(key, FinishReason::kAborted); },
+          py::arg("request"))
+      .def(
+          "stop", [](Engine& engine, RequestKey key) { return engine.end(key, FinishReason::kStop); },
+          py::arg("request"))
       .def("abort_id", &abort_id, py::arg("request_id"))
       .def("abort_all", &Engine::abort_all)
-      .def("wait_outputs",
-           [](Engine& engine, int timeout_ms) { return engine.wait_outputs(std::chrono::milliseconds(timeout_ms)); },
-           release, py::arg("timeout_ms"))
+      .def(
+          "wait_outputs",
+          [](Engine& engine, int timeout_ms) { return engine.wait_outputs(std::chrono::milliseconds(timeout_ms)); },
+          release, py::arg("timeout_ms"))
       .def("stats", &Engine::stats)
       .def("shutdown", &Engine::shutdown, release)
       .def_property_readonly("plan", &Engine::plan)

@@ -1,4 +1,5 @@
-// The one place where core errors become Python exceptions. std::invalid_argument becomes ValueError by pybind11 itself.
+// The one place where core errors become Python exceptions. std::invalid_argument becomes ValueError by pybind11
+// itself.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -13,10 +14,10 @@ namespace llmsrv::bindings {
 namespace {
 
 constexpr StatusCode kCodes[] = {
-    StatusCode::kOk,           StatusCode::kCancelled,         StatusCode::kInvalidArgument,
-    StatusCode::kNotFound,     StatusCode::kDeadlineExceeded,  StatusCode::kAlreadyExists,
-    StatusCode::kInternal,     StatusCode::kResourceExhausted, StatusCode::kFailedPrecondition,
-    StatusCode::kUnavailable,  StatusCode::kUnimplemented,
+    StatusCode::kOk,          StatusCode::kCancelled,         StatusCode::kInvalidArgument,
+    StatusCode::kNotFound,    StatusCode::kDeadlineExceeded,  StatusCode::kAlreadyExists,
+    StatusCode::kInternal,    StatusCode::kResourceExhausted, StatusCode::kFailedPrecondition,
+    StatusCode::kUnavailable, StatusCode::kUnimplemented,
 };
 
 // The class lives as long as the interpreter.
@@ -50,8 +51,7 @@ WeightFormat parse_weight_format(const std::string& name, const std::string& fie
 }
 
 void register_errors(py::module_& module) {
-  status_error_class() =
-      py::exception<StatusException>(module, "StatusError", PyExc_RuntimeError).release();
+  status_error_class() = py::exception<StatusException>(module, "StatusError", PyExc_RuntimeError).release();
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

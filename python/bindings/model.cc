@@ -29,8 +29,9 @@ ModelSpec make_spec(int vocab_size, int hidden_size, int intermediate_size, int 
                     int num_kv_heads, int head_dim, int max_position, double rms_norm_eps, double rope_theta,
                     std::optional<RopeScaling> rope_scaling, bool qkv_bias, bool tied_embeddings,
                     std::optional<int> sliding_window) {
-  ModelSpec spec{vocab_size,   hidden_size, intermediate_size, num_layers,   num_heads, num_kv_heads,    head_dim,
-                 max_position, rms_norm_eps, rope_theta,       rope_scaling, qkv_bias,  tied_embeddings, sliding_window};
+  ModelSpec spec{vocab_size,   hidden_size, intermediate_size, num_layers,    num_heads,
+                 num_kv_heads, head_dim,    max_position,      rms_norm_eps,  rope_theta,
+                 rope_scaling, qkv_bias,    tied_embeddings,   sliding_window};
   check_spec(spec);
   return spec;
 }
@@ -53,7 +54,8 @@ void register_model(py::module_& module) {
       .def(py::init(&make_rope_scaling), py::kw_only(), py::arg("kind"), py::arg("factor"),
            py::arg("low_freq_factor") = 1.0, py::arg("high_freq_factor") = 4.0, py::arg("original_max_position") = 8192)
       .def_property_readonly(
-          "kind", [](const RopeScaling& scaling) { return scaling.kind == RopeScalingKind::kLinear ? "linear" : "llama3"; })
+          "kind",
+          [](const RopeScaling& scaling) { return scaling.kind == RopeScalingKind::kLinear ? "linear" : "llama3"; })
       .def_readonly("factor", &RopeScaling::factor)
       .def_readonly("low_freq_factor", &RopeScaling::low_freq_factor)
       .def_readonly("high_freq_factor", &RopeScaling::high_freq_factor)

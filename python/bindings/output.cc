@@ -39,10 +39,10 @@ void register_output(py::module_& module) {
       .def_readonly("logprobs", &Output::logprobs)
       .def_readonly("prompt_logprobs", &Output::prompt_logprobs)
       .def_readonly("finish", &Output::finish)
-      .def_property_readonly(
-          "error", [](const Output& output) -> py::object {
-            return output.error ? make_status_error(*output.error) : py::none();
-          })
+      .def_property_readonly("error",
+                             [](const Output& output) -> py::object {
+                               return output.error ? make_status_error(*output.error) : py::none();
+                             })
       .def_readonly("final", &Output::final)
       .def_readonly("usage", &Output::usage)
       .def_readonly("timing", &Output::timing);

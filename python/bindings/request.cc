@@ -30,8 +30,8 @@ struct PyRequest {
 
 Request to_request(const py::handle& object) {
   const auto& source = object.cast<const PyRequest&>();
-  return {source.id, source.prompt, source.sampling.params, source.sampling.seed, source.sampling.n, source.stopping,
-          source.output};
+  return {source.id,         source.prompt,   source.sampling.params, source.sampling.seed,
+          source.sampling.n, source.stopping, source.output};
 }
 
 void register_request(py::module_& module) {
@@ -59,7 +59,9 @@ void register_request(py::module_& module) {
   sampling
       .def_property(
           "logit_bias",
-          [](const PySamplingParams& self) { return Bias(self.params.logit_bias.begin(), self.params.logit_bias.end()); },
+          [](const PySamplingParams& self) {
+            return Bias(self.params.logit_bias.begin(), self.params.logit_bias.end());
+          },
           [](PySamplingParams& self, const Bias& bias) { self.params.logit_bias.assign(bias.begin(), bias.end()); })
       .def_readwrite("seed", &PySamplingParams::seed)
       .def_readwrite("n", &PySamplingParams::n);

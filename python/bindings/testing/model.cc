@@ -80,8 +80,8 @@ py::array_t<float> forward_logits(const Weights& weights, const std::vector<Toke
   py::array_t<float> result({count, vocab});
   for (int first = 0; first < count; first += chunk) {
     const int rows = std::min(chunk, count - first);
-    const TensorView logits = sequence.extend(std::span(tokens).subspan(static_cast<std::size_t>(first),
-                                                                        static_cast<std::size_t>(rows)));
+    const TensorView logits =
+        sequence.extend(std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)));
     for (int row = 0; row < rows; ++row) {
       std::memcpy(result.mutable_data(first + row, 0), logits.f32_row(row),
                   static_cast<std::size_t>(vocab) * sizeof(float));
@@ -117,7 +117,8 @@ void register_model(py::module_& module) {
   py::module_::import("llmsrv._core");  // its types are arguments here
   module.def("forward_logits", &forward_logits, py::arg("weights"), py::arg("tokens"), py::kw_only(),
              py::arg("chunk") = 64, py::arg("kv_cache_dtype") = "float32", py::arg("threads") = 1, py::arg("isa") = "");
-  module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(), py::arg("steps"));
+  module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(),
+             py::arg("steps"));
   module.def("rope_frequencies", &rope_frequencies, py::arg("spec"));
 }
 

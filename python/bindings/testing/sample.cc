@@ -32,8 +32,15 @@ TestRow make_row(float temperature, float top_p, int top_k, float min_p, float f
                  std::vector<TokenId> allowed_token_ids, std::vector<TokenId> prompt, std::vector<TokenId> output,
                  std::vector<TokenId> forbidden, std::uint64_t seed, std::uint32_t choice,
                  std::optional<int> top_logprobs) {
-  SamplingParams params{temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty,
-                        {logit_bias.begin(), logit_bias.end()}, std::move(allowed_token_ids)};
+  SamplingParams params{temperature,
+                        top_p,
+                        top_k,
+                        min_p,
+                        frequency_penalty,
+                        presence_penalty,
+                        repetition_penalty,
+                        {logit_bias.begin(), logit_bias.end()},
+                        std::move(allowed_token_ids)};
   return {std::move(params), std::move(prompt), std::move(output), std::move(forbidden), seed, choice, top_logprobs};
 }
 
@@ -59,8 +66,8 @@ py::list sample(const FloatArray& logits, const std::vector<TestRow>& rows, int 
   py::list result;
   for (const Sampled& sampled :
        sampler.sample(TensorView::f32(data, static_cast<int>(logits.shape(0)), vocab), core_rows)) {
-    result.append(py::make_tuple(sampled.token, sampled.logprob ? logprob_dict(*sampled.logprob) : py::none(),
-                                 sampled.finite));
+    result.append(
+        py::make_tuple(sampled.token, sampled.logprob ? logprob_dict(*sampled.logprob) : py::none(), sampled.finite));
   }
   return result;
 }

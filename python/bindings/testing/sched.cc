@@ -24,8 +24,8 @@ class TestScheduler {
                  std::vector<TokenId> eos_token_ids) {
     StopRules rules{max_tokens, min_tokens, std::move(stop_token_ids), std::move(eos_token_ids)};
     const SequenceId id = next_id_++;
-    scheduler_.add(std::make_unique<Sequence>(
-        id, std::make_shared<const std::vector<TokenId>>(std::move(prompt)), std::move(rules)));
+    scheduler_.add(std::make_unique<Sequence>(id, std::make_shared<const std::vector<TokenId>>(std::move(prompt)),
+                                              std::move(rules)));
     return id;
   }
   Scheduler& scheduler() { return scheduler_; }
@@ -74,17 +74,20 @@ void register_sched(py::module_& module) {
       .def_property_readonly("held_count", &BlockPool::held_count);
 
   py::class_<TestScheduler>(module, "Scheduler")
-      .def(py::init([](int block_size, int blocks, int max_sequences, int max_step_tokens) {
-             return std::make_unique<TestScheduler>(SchedulerLimits{block_size, blocks, max_sequences, max_step_tokens});
-           }),
-           py::kw_only(), py::arg("block_size"), py::arg("blocks"), py::arg("max_sequences"), py::arg("max_step_tokens"))
-      .def("add", &TestScheduler::add, py::arg("prompt"), py::kw_only(), py::arg("max_tokens"), py::arg("min_tokens") = 0,
-           py::arg("stop_token_ids") = std::vector<TokenId>(), py::arg("eos_token_ids") = std::vector<TokenId>())
+      .def(
+          py::init([](int block_size, int blocks, int max_sequences, int max_step_tokens) {
+            return std::make_unique<TestScheduler>(SchedulerLimits{block_size, blocks, max_sequences, max_step_tokens});
+          }),
+          py::kw_only(), py::arg("block_size"), py::arg("blocks"), py::arg("max_sequences"), py::arg("max_step_tokens"))
+      .def("add", &TestScheduler::add, py::arg("prompt"), py::kw_only(), py::arg("max_tokens"),
+           py::arg("min_tokens") = 0, py::arg("stop_token_ids") = std::vector<TokenId>(),
+           py::arg("eos_token_ids") = std::vector<TokenId>())
       .def("remove", [](TestScheduler& self, SequenceId id) { return self.scheduler().remove(id); })
       .def("plan", [](TestScheduler& self) { return plan_dict(self.scheduler().plan()); })
       .def("commit", &commit_list)
       .def("audit", [](TestScheduler& self) { self.scheduler().audit(); })
-      .def("blocks", [](TestScheduler& self, SequenceId id) { return block_ids(self.scheduler().sequence(id).blocks()); })
+      .def("blocks",
+           [](TestScheduler& self, SequenceId id) { return block_ids(self.scheduler().sequence(id).blocks()); })
       .def_property_readonly("idle", [](TestScheduler& self) { return self.scheduler().idle(); })
       .def_property_readonly("free_count", [](TestScheduler& self) { return self.scheduler().pool().free_count(); })
       .def_property_readonly("running", [](TestScheduler& self) { return self.scheduler().stats().running; })
