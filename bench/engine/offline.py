@@ -1,8 +1,8 @@
 """The engine alone, without tokenizer and server: prefill and decode tokens per second at several batch sizes.
 
 Definitions: a decode run submits `batch` random prompts of --input tokens at once, greedy, ignoring the end of
-sequence, and counts generated tokens over the time from the first output in which all run to the last output. Prefill is
-one prompt of --prefill tokens, its length over the time to its first token. Medians of --repeats runs.
+sequence, and counts generated tokens over the time from the first output in which all run to the last output. Prefill
+is one prompt of --prefill tokens, its length over the time to its first token. Medians of --repeats runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What this machine can do at most: memory reads, multiply-adds, and the cost of running threads as a team.
 
 Definitions: bandwidth is the 90th percentile over reads of 4 MiB each, walking through 256 MiB. A compute peak is the
-best run of independent chains in registers (a multiply-add is two operations). The barrier is the median time of an empty
-team run.
+best run of independent chains in registers (a multiply-add is two operations). The barrier is the median time of an
+empty team run.
 """
 
 from __future__ import annotations

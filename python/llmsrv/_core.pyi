@@ -176,7 +176,7 @@ class Request:
     output: OutputOptions
 
 class TokenLogprob:
-    """Log-probability of one token in the model's raw distribution; `top` holds (token id, logprob), likeliest first."""
+    """Log-probability of a token in the model's raw distribution; `top` holds (token id, logprob), likeliest first."""
 
     token_id: int
     logprob: float
