@@ -10,7 +10,7 @@ to latency, because a slow server does not slow its clients down. A trace is JSO
 input_length and output_length, as in the Mooncake traces.
 
 Prompts are random token ids from the seed, greedy, ignore_eos: every request generates exactly what was asked for.
-One JSON line per result goes to standard output (and to --json FILE, appended), with commit, flags, machine and seed.
+One sentence per result goes to standard output, one JSON line to --json FILE, with commit, flags, machine and seed.
 
 Words, over the requests that ended well:
   ttft_ms   request sent to first token received
@@ -25,17 +25,19 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from report import Report
 
 from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc, types_pb2
 
@@ -204,24 +206,15 @@ def summary(samples):
     }
 
 
-def machine():
-    """What was measured on."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
+def sentence(label, figures):
+    """One result for people."""
+    late = ", ".join(
+        f"{name} p50/p99 {figures[key]['p50']:.1f}/{figures[key]['p99']:.1f} ms"
+        for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"))
+        if figures[key]
     )
-    return {"cpu": model, "cores": os.cpu_count(), "load_1m": round(os.getloadavg()[0], 2)}
-
-
-def commit():
-    """The commit of this tree, with a mark when it was changed since."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    failed = f", failed: {figures['errors']}" if figures["errors"] else ""
+    return f"{label}: {figures['output_tokens_per_s']:.1f} output tokens/s, {late}{failed}"
 
 
 def trace_jobs(path, time_scale, limit):
@@ -259,16 +252,15 @@ async def measure(options):
     async with grpc.aio.insecure_channel(options.target) as channel:
         served = await model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest())
         info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(admin_pb2.GetServerInfoRequest())
-    about = {
-        "bench": "serve/load",
-        "commit": commit(),
-        "machine": machine(),
-        "model": served.model.name,
-        "weight_dtype": served.model.weight_dtype,
-        "device": list(info.devices),
-        "seed": options.seed,
-        "flags": {key: value for key, value in vars(options).items() if value is not None},
-    }
+    report = Report(
+        "serve",
+        options.json,
+        model=served.model.name,
+        dtype=served.model.weight_dtype,
+        device=", ".join(info.devices),
+        cores=os.cpu_count(),
+        seed=options.seed,
+    )
     client = Client(options.target, options.channels, served.model.vocab_size, options.seed)
     for what, jobs, concurrency in runs(options):
         label = " ".join(f"{key} {value}" for key, value in what.items())
@@ -279,11 +271,8 @@ async def measure(options):
             samples = await open_loop(client, jobs, progress)
         else:
             samples = await closed_loop(client, jobs, concurrency, progress)
-        line = json.dumps({**about, **what, "first_job": asdict(jobs[0]), **summary(samples)})
-        print(line, flush=True)
-        if options.json:
-            with open(options.json, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        figures = summary(samples)
+        report.add(sentence(label, figures), load_1m=round(os.getloadavg()[0], 2), **what, **figures)
     await client.close()
 
 
@@ -301,7 +290,7 @@ def parsed():
     parser.add_argument("--warmup", type=int, default=2, help="requests before each run that do not count")
     parser.add_argument("--channels", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="also append the results to this file")
+    parser.add_argument("--json", help="append one JSON line per result to this file")
     return parser.parse_args()
 
 
