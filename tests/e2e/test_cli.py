@@ -1,0 +1,75 @@
+"""The commands, as a user runs them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from daemons import START_S
+
+import llmsrv
+
+
+def llmsrv_command(*arguments, **options):
+    command = [sys.executable, "-m", "llmsrv.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_demo_answers_over_grpc(smollm2_path):
+    result = llmsrv_command("demo", "--model", str(smollm2_path), "--question", "What is the capital of France?")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert re.search(r"time to first token \d+ ms, then [\d.]+ tokens/s", result.stdout)
+
+
+def test_demo_keep_serves_until_it_is_told_to_stop(smollm2_path):
+    command = [sys.executable, "-m", "llmsrv.cli", "demo", "--keep", "--model", str(smollm2_path), "--question", "Hi"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    shown = ""
+    for line in demo.stdout:
+        shown += line
+        if line.strip() == "EOF":
+            break
+    call = re.search(r"(grpcurl .*?/Generate)\n", shown, re.DOTALL)[1]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    answer = subprocess.run(
+        call, shell=True, capture_output=True, text=True, timeout=START_S, check=True, env={**os.environ, "PATH": path}
+    )
+    assert "FINISH_REASON_LENGTH" in answer.stdout
+    code = re.search(r"<<'EOF'\n(.*?)\n\s*EOF", shown, re.DOTALL)[1]
+    code = code.replace('text="Once upon a time"', 'text="Once", stopping={"max_tokens": 4}')
+    code = "\n".join(line.removeprefix("  ") for line in code.splitlines())
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_S, check=True)
+    assert answer.stdout.strip()
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(20) == 0
+
+
+def test_generate_prints_the_text(smollm2_path):
+    arguments = ["--model", str(smollm2_path), "--chat", "--temperature", "0", "--max-tokens", "20"]
+    quiet = llmsrv_command("generate", *arguments, "--quiet", "What is the capital of France?")
+    assert quiet.returncode == 0, quiet.stderr
+    assert "Paris" in quiet.stdout
+    assert quiet.stderr == ""
+    loud = llmsrv_command("generate", *arguments, "What is the capital of France?")
+    assert loud.stdout == quiet.stdout
+    assert "memory plan" in loud.stderr
+
+
+def test_generate_says_what_is_wrong(smollm2_path):
+    for arguments in (
+        ("--model", str(smollm2_path), "--top-p", "7", "x"),
+        ("--model", "/nowhere.gguf", "x"),
+        ("--model", str(smollm2_path), "--dtype", "int2", "x"),
+    ):
+        result = llmsrv_command("generate", *arguments)
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in result.stderr
+
+
+def test_version_and_help():
+    assert llmsrv_command("version").stdout == llmsrv_command("--version").stdout == f"llmsrv {llmsrv.__version__}\n"
+    help_text = llmsrv_command("--help").stdout
+    assert all(name in help_text for name in ("demo", "generate", "version", "llmsrv-grpc"))
