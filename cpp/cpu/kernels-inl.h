@@ -45,9 +45,10 @@ void with_count(int count, const F& f) {
   f(Count<kMost>{});
 }
 
-// Vectors of a tile with `rows` activation rows: accumulators, one even and one odd operand per vector, one broadcast.
+// Vectors of a tile with `rows` activation rows: accumulators, one even and one odd operand per vector, and three
+// registers for a broadcast, a mask and the compiler's freedom. One more vector would fit by count, and spills.
 constexpr int vectors_for(int rows, int multiple) {
-  const int fitting = (kRegisters - 1) / (rows + 2);
+  const int fitting = (kRegisters - 3) / (rows + 2);
   const int wanted = (fitting < kMaxVectors ? fitting : kMaxVectors) / multiple * multiple;
   return wanted < multiple ? multiple : wanted;
 }
@@ -172,10 +173,10 @@ void finish_linear(const LinearTask& task, const float* tile, int first_token, i
   }
 }
 
-// All tokens over kVectors / kVectorsPerPanel panels, kTokens at a time. A last tile that is not full repeats its last
-// row.
+// Tokens [first_token, end_token) over kVectors / kVectorsPerPanel panels, kTokens at a time. A last tile that is not
+// full repeats its last row.
 template <typename Pairs, int kVectors, int kTokens>
-void linear_panels(const LinearTask& task, int panel) {
+void linear_panels(const LinearTask& task, int panel, int first_token, int end_token) {
   constexpr int kCols = kVectors * Vec::kLanes;
   constexpr int kPanels = kVectors / kVectorsPerPanel;
   const uint8_t* streams[kVectors];
@@ -186,8 +187,8 @@ void linear_panels(const LinearTask& task, int panel) {
   const auto panel_bytes = static_cast<ptrdiff_t>(task.panel_bytes);
   const PanelAhead ahead{panel_bytes, kPanels * panel_bytes};
   alignas(64) float tile[kTokens * kCols];
-  for (int first = 0; first < task.tokens; first += kTokens) {
-    const int tokens = min_of(kTokens, task.tokens - first);
+  for (int first = first_token; first < end_token; first += kTokens) {
+    const int tokens = min_of(kTokens, end_token - first);
     const float* x[kTokens];
     for (int t = 0; t < kTokens; ++t) x[t] = task.in + (first + min_of(t, tokens - 1)) * task.in_stride;
     dot_tile<Vec, Pairs, kVectors, kTokens>(streams, kPanelRows, x, task.cols, ahead, tile, kCols);
@@ -197,16 +198,31 @@ void linear_panels(const LinearTask& task, int panel) {
 
 // Token tiles are of equal height, so that none is nearly empty.
 template <typename Pairs>
-void linear(const LinearTask& task, int first_panel, int end_panel) {
-  const int tiles = (task.tokens + kTokenTile - 1) / kTokenTile;
-  with_count<kTokenTile>((task.tokens + tiles - 1) / tiles, [&](auto height) {
+void linear_tokens(const LinearTask& task, int first_panel, int end_panel, int first_token, int end_token) {
+  const int tiles = (end_token - first_token + kTokenTile - 1) / kTokenTile;
+  with_count<kTokenTile>((end_token - first_token + tiles - 1) / tiles, [&](auto height) {
     constexpr int kTokens = decltype(height)::value;
     constexpr int kVectors = vectors_for(kTokens, kVectorsPerPanel);
     constexpr int kPanels = kVectors / kVectorsPerPanel;
     int panel = first_panel;
-    for (; panel + kPanels <= end_panel; panel += kPanels) linear_panels<Pairs, kVectors, kTokens>(task, panel);
-    for (; panel < end_panel; ++panel) linear_panels<Pairs, kVectorsPerPanel, kTokens>(task, panel);
+    for (; panel + kPanels <= end_panel; panel += kPanels) {
+      linear_panels<Pairs, kVectors, kTokens>(task, panel, first_token, end_token);
+    }
+    for (; panel < end_panel; ++panel) {
+      linear_panels<Pairs, kVectorsPerPanel, kTokens>(task, panel, first_token, end_token);
+    }
   });
+}
+
+// Panels are the outer loop, and each is read from memory once per block of tokens: as many as stay in the second level
+// cache while all panels pass by.
+template <typename Pairs>
+void linear(const LinearTask& task, int first_panel, int end_panel) {
+  constexpr int kBlockFloats = 128 * 1024;
+  const int tiles = max_of(kBlockFloats / task.cols / kTokenTile, 4);
+  for (int first = 0; first < task.tokens; first += tiles * kTokenTile) {
+    linear_tokens<Pairs>(task, first_panel, end_panel, first, min_of(first + tiles * kTokenTile, task.tokens));
+  }
 }
 
 // --- rows -----------------------------------------------------------------------------------------------------------
