@@ -6,8 +6,8 @@
 
 namespace llmsrv {
 namespace {
-// Smaller buffers are not worth a huge page. Larger ones get one even below its 2 MiB: the system puts new mappings next
-// to each other, so that buffers made one after the other and filled later share huge pages.
+// Smaller buffers are not worth a huge page. Larger ones get one even below its 2 MiB: the system puts new mappings
+// next to each other, so that buffers made one after the other and filled later share huge pages.
 constexpr std::size_t kHugePageWorthBytes = std::size_t{64} << 10;
 }  // namespace
 

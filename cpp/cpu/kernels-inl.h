@@ -74,29 +74,41 @@ struct F32Pairs {
   }
 };
 
+// sum[v][t] += x[t][k] * w[v]. Inlined by force: the sums live in the caller's registers.
+template <typename V, int kVectors, int kRows>
+__attribute__((always_inline)) inline void add_column(const float* const (&x)[kRows], int k,
+                                                      const typename V::F (&w)[kVectors],
+                                                      typename V::F (&sum)[kVectors][kRows]) {
+#pragma GCC unroll 16
+  for (int t = 0; t < kRows; ++t) {
+    const typename V::F xt = V::set1(x[t][k]);
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, w[v], sum[v][t]);
+  }
+}
+
 // out[t * out_stride + v * kLanes + lane] = sum_k x[t][k] * (row `lane` of stream v)[k], for kVectors streams and kRows
-// rows of activations. Never reads x[t][cols]. `ahead(v, offset)` is told what was just read, to prefetch what follows.
+// rows of activations. Never reads x[t][cols]. `ahead(v, stream, offset)` is told what was just read, to prefetch what
+// follows.
 template <typename V, typename Pairs, int kVectors, int kRows, typename Ahead>
 void dot_tile(const uint8_t* const* streams, int lanes, const float* const* x_rows, int cols, const Ahead& ahead,
               float* out, ptrdiff_t out_stride) {
-  using F = typename V::F;
+  typename V::F sum[kVectors][kRows];
+  typename V::F even[kVectors];
+  typename V::F odd[kVectors];
   const uint8_t* w[kVectors];
   const float* x[kRows];
-  F sum[kVectors][kRows];
-#pragma GCC unroll 16
-  for (int v = 0; v < kVectors; ++v) w[v] = streams[v];
-#pragma GCC unroll 16
-  for (int t = 0; t < kRows; ++t) x[t] = x_rows[t];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
+    w[v] = streams[v];
 #pragma GCC unroll 16
     for (int t = 0; t < kRows; ++t) sum[v][t] = V::zero();
   }
+#pragma GCC unroll 16
+  for (int t = 0; t < kRows; ++t) x[t] = x_rows[t];
 
   const ptrdiff_t pair_bytes = static_cast<ptrdiff_t>(lanes) * Pairs::kBytesPerLane;
   ptrdiff_t offset = 0;
-  F even[kVectors];
-  F odd[kVectors];
   int k = 0;
   for (; k + 2 <= cols; k += 2, offset += pair_bytes) {
 #pragma GCC unroll 16
@@ -104,28 +116,13 @@ void dot_tile(const uint8_t* const* streams, int lanes, const float* const* x_ro
       Pairs::load(w[v] + offset, lanes, even[v], odd[v]);
       ahead(v, w[v], offset);
     }
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, even[v], sum[v][t]);
-    }
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k + 1]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, odd[v], sum[v][t]);
-    }
+    add_column<V>(x, k, even, sum);
+    add_column<V>(x, k + 1, odd, sum);
   }
   if (k < cols) {  // the padded column of an odd matrix has no activation
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) Pairs::load(w[v] + offset, lanes, even[v], odd[v]);
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, even[v], sum[v][t]);
-    }
+    add_column<V>(x, k, even, sum);
   }
 #pragma GCC unroll 16
   for (int t = 0; t < kRows; ++t) {
