@@ -65,12 +65,15 @@ class Bench:
         self.report.add(text, name=name, **shape, us=seconds * 1e6, gb_per_s=gb, gflop_per_s=gf, share=share)
 
     def matrices(self, rows, cols):
-        """Enough copies of a random matrix that they do not fit into the caches."""
+        """Enough copies of a random matrix that they do not fit into the caches.
+
+        As a model does, all are made before any is filled: neighbours can then share huge pages.
+        """
         values = self.normal(rows, cols).tobytes()
-        matrices = []
-        while sum(m.nbytes for m in matrices) < COLD_BYTES:
-            matrices.append(_testing.PackedMatrix(self.dtype, rows, cols))
-            matrices[-1].set_rows(0, rows, "f32", values, self.threads)
+        matrices = [_testing.PackedMatrix(self.dtype, rows, cols)]
+        matrices += [_testing.PackedMatrix(self.dtype, rows, cols) for _ in range(COLD_BYTES // matrices[0].nbytes)]
+        for matrix in matrices:
+            matrix.set_rows(0, rows, "f32", values, self.threads)
         return matrices
 
     def linear(self, name):

@@ -45,9 +45,10 @@ void with_count(int count, const F& f) {
   f(Count<kMost>{});
 }
 
-// Vectors of a tile with `rows` activation rows: accumulators, one even and one odd operand per vector, one broadcast.
+// Vectors of a tile with `rows` activation rows: accumulators, one even and one odd operand per vector, and three
+// registers for a broadcast, a mask and the compiler's freedom. One more vector would fit by count, and spills.
 constexpr int vectors_for(int rows, int multiple) {
-  const int fitting = (kRegisters - 1) / (rows + 2);
+  const int fitting = (kRegisters - 3) / (rows + 2);
   const int wanted = (fitting < kMaxVectors ? fitting : kMaxVectors) / multiple * multiple;
   return wanted < multiple ? multiple : wanted;
 }
@@ -73,29 +74,41 @@ struct F32Pairs {
   }
 };
 
+// sum[v][t] += x[t][k] * w[v]. Inlined by force: the sums live in the caller's registers.
+template <typename V, int kVectors, int kRows>
+__attribute__((always_inline)) inline void add_column(const float* const (&x)[kRows], int k,
+                                                      const typename V::F (&w)[kVectors],
+                                                      typename V::F (&sum)[kVectors][kRows]) {
+#pragma GCC unroll 16
+  for (int t = 0; t < kRows; ++t) {
+    const typename V::F xt = V::set1(x[t][k]);
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, w[v], sum[v][t]);
+  }
+}
+
 // out[t * out_stride + v * kLanes + lane] = sum_k x[t][k] * (row `lane` of stream v)[k], for kVectors streams and kRows
-// rows of activations. Never reads x[t][cols]. `ahead(v, offset)` is told what was just read, to prefetch what follows.
+// rows of activations. Never reads x[t][cols]. `ahead(v, stream, offset)` is told what was just read, to prefetch what
+// follows.
 template <typename V, typename Pairs, int kVectors, int kRows, typename Ahead>
 void dot_tile(const uint8_t* const* streams, int lanes, const float* const* x_rows, int cols, const Ahead& ahead,
               float* out, ptrdiff_t out_stride) {
-  using F = typename V::F;
+  typename V::F sum[kVectors][kRows];
+  typename V::F even[kVectors];
+  typename V::F odd[kVectors];
   const uint8_t* w[kVectors];
   const float* x[kRows];
-  F sum[kVectors][kRows];
-#pragma GCC unroll 16
-  for (int v = 0; v < kVectors; ++v) w[v] = streams[v];
-#pragma GCC unroll 16
-  for (int t = 0; t < kRows; ++t) x[t] = x_rows[t];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
+    w[v] = streams[v];
 #pragma GCC unroll 16
     for (int t = 0; t < kRows; ++t) sum[v][t] = V::zero();
   }
+#pragma GCC unroll 16
+  for (int t = 0; t < kRows; ++t) x[t] = x_rows[t];
 
   const ptrdiff_t pair_bytes = static_cast<ptrdiff_t>(lanes) * Pairs::kBytesPerLane;
   ptrdiff_t offset = 0;
-  F even[kVectors];
-  F odd[kVectors];
   int k = 0;
   for (; k + 2 <= cols; k += 2, offset += pair_bytes) {
 #pragma GCC unroll 16
@@ -103,28 +116,13 @@ void dot_tile(const uint8_t* const* streams, int lanes, const float* const* x_ro
       Pairs::load(w[v] + offset, lanes, even[v], odd[v]);
       ahead(v, w[v], offset);
     }
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, even[v], sum[v][t]);
-    }
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k + 1]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, odd[v], sum[v][t]);
-    }
+    add_column<V>(x, k, even, sum);
+    add_column<V>(x, k + 1, odd, sum);
   }
   if (k < cols) {  // the padded column of an odd matrix has no activation
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) Pairs::load(w[v] + offset, lanes, even[v], odd[v]);
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F xt = V::set1(x[t][k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sum[v][t] = V::fma(xt, even[v], sum[v][t]);
-    }
+    add_column<V>(x, k, even, sum);
   }
 #pragma GCC unroll 16
   for (int t = 0; t < kRows; ++t) {
@@ -172,10 +170,10 @@ void finish_linear(const LinearTask& task, const float* tile, int first_token, i
   }
 }
 
-// All tokens over kVectors / kVectorsPerPanel panels, kTokens at a time. A last tile that is not full repeats its last
-// row.
+// Tokens [first_token, end_token) over kVectors / kVectorsPerPanel panels, kTokens at a time. A last tile that is not
+// full repeats its last row.
 template <typename Pairs, int kVectors, int kTokens>
-void linear_panels(const LinearTask& task, int panel) {
+void linear_panels(const LinearTask& task, int panel, int first_token, int end_token) {
   constexpr int kCols = kVectors * Vec::kLanes;
   constexpr int kPanels = kVectors / kVectorsPerPanel;
   const uint8_t* streams[kVectors];
@@ -186,8 +184,8 @@ void linear_panels(const LinearTask& task, int panel) {
   const auto panel_bytes = static_cast<ptrdiff_t>(task.panel_bytes);
   const PanelAhead ahead{panel_bytes, kPanels * panel_bytes};
   alignas(64) float tile[kTokens * kCols];
-  for (int first = 0; first < task.tokens; first += kTokens) {
-    const int tokens = min_of(kTokens, task.tokens - first);
+  for (int first = first_token; first < end_token; first += kTokens) {
+    const int tokens = min_of(kTokens, end_token - first);
     const float* x[kTokens];
     for (int t = 0; t < kTokens; ++t) x[t] = task.in + (first + min_of(t, tokens - 1)) * task.in_stride;
     dot_tile<Vec, Pairs, kVectors, kTokens>(streams, kPanelRows, x, task.cols, ahead, tile, kCols);
@@ -197,16 +195,31 @@ void linear_panels(const LinearTask& task, int panel) {
 
 // Token tiles are of equal height, so that none is nearly empty.
 template <typename Pairs>
-void linear(const LinearTask& task, int first_panel, int end_panel) {
-  const int tiles = (task.tokens + kTokenTile - 1) / kTokenTile;
-  with_count<kTokenTile>((task.tokens + tiles - 1) / tiles, [&](auto height) {
+void linear_tokens(const LinearTask& task, int first_panel, int end_panel, int first_token, int end_token) {
+  const int tiles = (end_token - first_token + kTokenTile - 1) / kTokenTile;
+  with_count<kTokenTile>((end_token - first_token + tiles - 1) / tiles, [&](auto height) {
     constexpr int kTokens = decltype(height)::value;
     constexpr int kVectors = vectors_for(kTokens, kVectorsPerPanel);
     constexpr int kPanels = kVectors / kVectorsPerPanel;
     int panel = first_panel;
-    for (; panel + kPanels <= end_panel; panel += kPanels) linear_panels<Pairs, kVectors, kTokens>(task, panel);
-    for (; panel < end_panel; ++panel) linear_panels<Pairs, kVectorsPerPanel, kTokens>(task, panel);
+    for (; panel + kPanels <= end_panel; panel += kPanels) {
+      linear_panels<Pairs, kVectors, kTokens>(task, panel, first_token, end_token);
+    }
+    for (; panel < end_panel; ++panel) {
+      linear_panels<Pairs, kVectorsPerPanel, kTokens>(task, panel, first_token, end_token);
+    }
   });
+}
+
+// Panels are the outer loop, and each is read from memory once per block of tokens: as many as stay in the second level
+// cache while all panels pass by.
+template <typename Pairs>
+void linear(const LinearTask& task, int first_panel, int end_panel) {
+  constexpr int kBlockFloats = 128 * 1024;
+  const int tiles = max_of(kBlockFloats / task.cols / kTokenTile, 4);
+  for (int first = 0; first < task.tokens; first += tiles * kTokenTile) {
+    linear_tokens<Pairs>(task, first_panel, end_panel, first, min_of(first + tiles * kTokenTile, task.tokens));
+  }
 }
 
 // --- rows -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ namespace {
 using Vec = Vec8;
 using NarrowVec = Vec8;
 constexpr int kRegisters = 16;
-constexpr int kTokenTile = 5;
+constexpr int kTokenTile = 4;
 constexpr int kQueryTile = 6;
 }  // namespace
 }  // namespace llmsrv::cpu::LLMSRV_ISA

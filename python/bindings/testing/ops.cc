@@ -14,7 +14,7 @@
 namespace llmsrv::testing {
 namespace {
 
-// Each operation returns how often operator new was called inside of it.
+// Each operation returns how often it allocated.
 
 long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const Floats& sin, const Ints& positions,
                        const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache) {

@@ -12,7 +12,7 @@ void register_sample(pybind11::module_& module);  // Sampler
 void register_model(pybind11::module_& module);   // Decoder
 void register_bench(pybind11::module_& module);   // what the machine can do at most, and timed operations
 
-// Times operator new was called in this module since it was loaded.
+// Allocations in this module since it was loaded.
 long allocation_count();
 
 }  // namespace llmsrv::testing
