@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,8 +143,14 @@ class LoadedModel:
     defaults: SamplingParams  # its generation_config; None where that is silent
     eos_token_ids: Sequence[int]
     vocab_size: int
+    max_model_len: int
     config: EngineOptions  # with every None filled in
     plan: "_core.MemoryPlan"
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token: more text than max_model_len of these cannot be a prompt."""
+        return max(len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """Fills what the caller left open: from the model's generation_config, then from the server."""
@@ -188,7 +195,8 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
-    core = _core.Engine(weights, _core_config(config, eos_token_ids), threads=threads)
+    core_config = _core_config(config, eos_token_ids)
+    core = _core.Engine(weights, core_config, threads=threads)
     clock.lap(f"started the engine on {core.device} with {threads} threads")
     return LoadedModel(
         name=name or _default_name(options.model, path),
@@ -200,6 +208,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         defaults=_defaults(files, tell),
         eos_token_ids=eos_token_ids,
         vocab_size=files.spec.vocab_size,
+        max_model_len=core_config.max_model_len,
         config=config,
         plan=plan,
     )

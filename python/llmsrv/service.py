@@ -4,7 +4,7 @@ The path: `submit` refuses or prepares (template and tokenizer in a worker threa
 once, one pump thread takes the outputs of a step and wakes the loop once, `Generation` makes text of them and merges
 what its reader has not taken yet, `Generation.close` ends what has not ended.
 
-Thread rule: everything here runs on one event loop, except `_prepare`, `_tokenize` and `_pump`.
+Thread rule: everything here runs on one event loop, except `_pump` and `_prepare`, `_tokenize` and what they call.
 Invariant: a key is in `_live` from the core's acceptance until its final output or close(), whichever is first.
 """
 
@@ -13,8 +13,9 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -84,6 +85,8 @@ class GenerationService:
         self._engine = model.engine
         self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(TEXT_WORKERS, thread_name_prefix="llmsrv-text")
+        # Whole books may be tokenized for their own sake: they wait for each other, and no prompt waits for them.
+        self._book_worker = ThreadPoolExecutor(1, thread_name_prefix="llmsrv-tokenize")
         self._live: dict[int, Generation] = {}
         self._preparing = 0
         self._open = 0  # submits that have not returned plus generations that are not closed
@@ -124,11 +127,16 @@ class GenerationService:
             generation.close()
 
     async def tokenize(
-        self, prompt: Prompt, *, model: str = "", add_special_tokens: bool | None = None, offsets: bool = False
+        self,
+        prompt: TextPrompt | ChatPrompt,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        offsets: bool = False,
     ) -> Tokenized:
         """Token ids of text or a conversation, as `submit` would make them. Raises ServiceError."""
         self.check_model(model)
-        return await self._loop.run_in_executor(self._workers, self._tokenize, prompt, add_special_tokens, offsets)
+        return await self._loop.run_in_executor(self._book_worker, self._tokenize, prompt, add_special_tokens, offsets)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises ServiceError."""
@@ -142,7 +150,7 @@ class GenerationService:
         if violations:
             raise ServiceError.invalid(violations)
         return await self._loop.run_in_executor(
-            self._workers, lambda: self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            self._book_worker, lambda: self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
     def abort_ids(self, request_ids: Sequence[str]) -> list[str]:
@@ -219,6 +227,7 @@ class GenerationService:
         await asyncio.sleep(0)  # the pump's last delivery runs before this returns
         self._drain_state = State.DRAINED
         self._workers.shutdown(wait=False)
+        self._book_worker.shutdown(wait=False)
 
     async def _becomes_idle(self, timeout_s: float) -> bool:
         try:
@@ -286,7 +295,7 @@ class GenerationService:
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
         try:
-            prompt_ids = self._tokenize(request.prompt).token_ids
+            prompt_ids = self._prompt_ids(request.prompt)
         except ServiceError as error:
             if error.code is not Code.INVALID_ARGUMENT:
                 raise
@@ -310,23 +319,32 @@ class GenerationService:
             return [None] * params.n
         return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(params.n)]
 
-    def _tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None, offsets: bool = False) -> Tokenized:
+    def _prompt_ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, TokenPrompt):
-            return Tokenized(list(prompt.token_ids))
-        rendered = ""
-        if isinstance(prompt, ChatPrompt):
-            text = rendered = self._render(prompt)
-            special = False  # the template has put in what it wants
-        else:
-            text, special = prompt.text, add_special_tokens is not False
-        tokenizer = self.model.tokenizer
-        try:
+            return list(prompt.token_ids)
+        text, special = self._text(prompt, None)
+        # What no tokenizer could make fit is refused before time is spent on it.
+        tokens = self.model.max_model_len
+        if len(text) > 4 * tokens and len(text) > tokens * self.model.longest_token_bytes:
+            description = f"{len(text)} characters are more than {tokens} tokens (max_model_len) can hold"
+            raise ServiceError.invalid([Violation(_prompt_field(prompt), description)])
+        with _named(_prompt_field(prompt)):
+            return self.model.tokenizer.encode(text, add_special_tokens=special)
+
+    def _tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool | None, offsets: bool) -> Tokenized:
+        text, special = self._text(prompt, add_special_tokens)
+        rendered = text if isinstance(prompt, ChatPrompt) else ""
+        with _named(_prompt_field(prompt)):
             if offsets:
-                ids, places = tokenizer.encode_with_offsets(text, add_special_tokens=special)
+                ids, places = self.model.tokenizer.encode_with_offsets(text, add_special_tokens=special)
                 return Tokenized(ids, rendered, places)
-            return Tokenized(tokenizer.encode(text, add_special_tokens=special), rendered)
-        except ValueError as error:
-            raise ServiceError.invalid([Violation(_prompt_field(prompt), str(error))]) from None
+            return Tokenized(self.model.tokenizer.encode(text, add_special_tokens=special), rendered)
+
+    def _text(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool | None) -> tuple[str, bool]:
+        """What to encode, and whether the tokenizer adds its special tokens: a template has put in what it wants."""
+        if isinstance(prompt, ChatPrompt):
+            return self._render(prompt), False
+        return prompt.text, add_special_tokens is not False
 
     def _render(self, chat: ChatPrompt) -> str:
         template = self.model.chat_template
@@ -341,15 +359,13 @@ class GenerationService:
         if violations:
             raise ServiceError.invalid(violations)
         opens = chat.add_generation_prompt
-        try:
+        with _named("chat.messages"):
             return template.render(
                 chat.messages,
                 add_generation_prompt=not chat.continue_final_message if opens is None else opens,
                 continue_final_message=chat.continue_final_message,
                 **chat.template_kwargs,
             )
-        except ValueError as error:
-            raise ServiceError.invalid([Violation("chat.messages", str(error))]) from None
 
     # --- outputs ---
 
@@ -401,6 +417,15 @@ class _EndingRate:
         gap = min(now - self._last, RETRY_MAX_S)
         self.seconds_each += 0.1 * (gap - self.seconds_each)
         self._last = now
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Makes of the text layer's ValueError a violation of `field`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ServiceError.invalid([Violation(field, str(error))]) from None
 
 
 def _prompt_field(prompt: Prompt) -> str:

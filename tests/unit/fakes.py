@@ -229,6 +229,7 @@ def fake_model(engine, **overrides):
         "defaults": SamplingParams(top_k=7),
         "eos_token_ids": (EOS,),
         "vocab_size": VOCAB,
+        "max_model_len": 4096,
         "config": config,
         "plan": SimpleNamespace(kv_blocks=64),
     }

@@ -353,6 +353,9 @@ def test_all_violations_come_at_once_with_the_clients_paths():
         assert {each.field for each in (await refusal(service, request(""))).violations} == {"text"}
         error = await refusal(service, GenerationRequest(prompt=TokenPrompt([1, 999, -1])))
         assert [each.field for each in error.violations] == ["token_ids.ids[1]", "token_ids.ids[2]"]
+        error = await refusal(service, request("x" * (1 << 20), temperature=-1.0))
+        assert [each.field for each in error.violations] == ["text", "sampling.temperature"]
+        assert "max_model_len" in error.violations[0].description
         error = await refusal(service, request("\ud800", temperature=-1.0))
         assert {each.field for each in error.violations} == {"text", "sampling.temperature"}
         assert engine.submitted == {}

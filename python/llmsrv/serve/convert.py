@@ -22,7 +22,6 @@ from llmsrv.params import (
     Finish,
     FinishReason,
     GenerationRequest,
-    Prompt,
     PromptInfo,
     RequestOutput,
     SamplingParams,
@@ -66,7 +65,7 @@ def generation_request(message: inference_pb2.GenerateRequest) -> GenerationRequ
     refuse_unknown(message)
     _refuse_set(message, NOT_IMPLEMENTED)
     return GenerationRequest(
-        prompt=_prompt(message),
+        prompt=TokenPrompt(message.token_ids.ids) if message.HasField("token_ids") else _text_or_chat(message),
         params=_params(message.sampling, message.stopping, message.output),
         model=message.model,
         request_id=message.request_id,
@@ -81,11 +80,11 @@ def stream_request(message: inference_pb2.GenerateStreamRequest) -> GenerationRe
     return generation_request(message.request)
 
 
-def tokenize_prompt(message: inference_pb2.TokenizeRequest) -> Prompt:
+def tokenize_prompt(message: inference_pb2.TokenizeRequest) -> TextPrompt | ChatPrompt:
     """What to tokenize. Raises ServiceError as above."""
     refuse_unknown(message)
     _refuse_set(message, NOT_IMPLEMENTED_TOKENIZE)
-    prompt = _prompt(message)
+    prompt = _text_or_chat(message)
     if isinstance(prompt, ChatPrompt) and message.HasField("add_special_tokens"):
         raise ServiceError.invalid(
             [Violation("add_special_tokens", "is for text: a conversation has the template's special tokens only")]
@@ -93,15 +92,13 @@ def tokenize_prompt(message: inference_pb2.TokenizeRequest) -> Prompt:
     return prompt
 
 
-def _prompt(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
+def _text_or_chat(
+    message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+) -> TextPrompt | ChatPrompt:
     kind = message.WhichOneof("input")
-    if kind == "text":
-        return TextPrompt(message.text)
-    if kind == "chat":
-        return _chat(message.chat)
-    if kind == "token_ids" and isinstance(message, inference_pb2.GenerateRequest):
-        return TokenPrompt(message.token_ids.ids)
-    raise ServiceError.invalid([Violation("input", "one of its fields must be set")])
+    if kind is None:
+        raise ServiceError.invalid([Violation("input", "one of its fields must be set")])
+    return TextPrompt(message.text) if kind == "text" else _chat(message.chat)
 
 
 def _chat(chat: types_pb2.ChatInput) -> ChatPrompt:

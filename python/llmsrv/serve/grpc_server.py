@@ -266,7 +266,7 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
         return model_pb2.Model(
             name=model.name,
             architecture=model.architecture,
-            max_context_tokens=model.config.max_model_len,
+            max_context_tokens=model.max_model_len,
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             weight_dtype=model.config.dtype,

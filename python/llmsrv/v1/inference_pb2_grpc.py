@@ -29,6 +29,9 @@ class InferenceServiceStub(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
     call or passing its deadline frees the request's memory at the next step.
+    A field that breaks a rule or is not implemented is named by its path inside
+    GenerateRequest, for example sampling.top_p, whichever call carries it; one
+    that only a newer API knows is named by its number.
     """
 
     def __init__(self, channel):
@@ -78,6 +81,9 @@ class InferenceServiceServicer(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
     call or passing its deadline frees the request's memory at the next step.
+    A field that breaks a rule or is not implemented is named by its path inside
+    GenerateRequest, for example sampling.top_p, whichever call carries it; one
+    that only a newer API knows is named by its number.
     """
 
     def Generate(self, request, context):
@@ -179,6 +185,9 @@ class InferenceService(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
     call or passing its deadline frees the request's memory at the next step.
+    A field that breaks a rule or is not implemented is named by its path inside
+    GenerateRequest, for example sampling.top_p, whichever call carries it; one
+    that only a newer API knows is named by its number.
     """
 
     @staticmethod
