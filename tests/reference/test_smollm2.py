@@ -1,0 +1,138 @@
+"""SmolLM2-135M, the whole way from the GGUF file: our float32 and bfloat16 against transformers in float32.
+
+transformers unpacks the same quantized file to float32, so both sides start from the same numbers.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hf_reference import THREADS, load_ours, log_softmax, reference_logits_of_all
+from transformers import AutoModelForCausalLM, GgufConfig
+
+from llmsrv._core import Engine, EngineConfig, Request
+from llmsrv.text.tokenizer import Tokenizer
+from llmsrv.weights.load import inspect_model
+
+GENERATED = 64
+MAX_LOGPROB_ERROR = 1e-3
+# How far the reference's own best logit may lie above our choice. Rounding the weights to bfloat16, in transformers
+# too, changes choices that are up to 0.06 apart.
+NEAR_TIE = 0.1
+
+QUESTIONS = [
+    "Are dogs real?",
+    "Write a haiku about rain.",
+    "What is the capital of France?",
+    "Explain photosynthesis to a child.",
+    "List three primary colours.",
+    "How do I boil an egg?",
+    "What is 17 plus 25?",
+    "Write a Python function that reverses a string.",
+    "Who was Marie Curie?",
+    "Why is the sky blue?",
+    "Tell me a short story about a fox.",
+    "What is the largest planet?",
+    "Translate 'good morning' into French.",
+    "Give me three tips for better sleep.",
+    "What does HTTP stand for?",
+    "Write an email that asks for a day off.",
+]
+TEXTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "SELECT name, age FROM users WHERE",
+    "Le chat est sur la table et",
+]
+PROMPTS = [
+    *(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS),
+    *TEXTS,
+]
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2_path):
+    files = inspect_model(smollm2_path)
+    tokenizer = Tokenizer.from_gguf(files.tokenizer)
+    return [tokenizer.encode(text) for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_path):
+    return AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent,
+        gguf_file=smollm2_path.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def continued(reference, prompts):
+    """Each prompt with the reference's greedy continuation, and the reference's logits of every position."""
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.no_grad():
+        rows = reference.generate(
+            padded, attention_mask=mask, max_new_tokens=GENERATED, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    sequences = [prompt + row[longest:].tolist() for prompt, row in zip(prompts, rows, strict=True)]
+    return list(zip(sequences, reference_logits_of_all(reference, sequences), strict=True))
+
+
+@pytest.fixture(scope="module")
+def ours_float32(smollm2_path):
+    return load_ours(smollm2_path, "float32")
+
+
+def test_float32_logprobs(ours_float32, continued):
+    """Every position of every sequence, every token of the vocabulary."""
+    for sequence, expected in continued:
+        found = ours_float32.logits(sequence)
+        assert np.abs(log_softmax(found) - log_softmax(expected)).max() <= MAX_LOGPROB_ERROR
+        assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
+
+
+def test_float32_engine_generates_the_reference_tokens(ours_float32, continued, prompts):
+    """The engine itself, batched and token by token: the same ids as transformers' own generate()."""
+    config = EngineConfig(max_model_len=512, kv_cache_memory=256 << 20, kv_cache_dtype="float32")
+    engine = Engine(ours_float32.weights, config, threads=THREADS)
+    try:
+        index_of = {}
+        for index, prompt in enumerate(prompts):
+            request = Request()
+            request.id = str(index)
+            request.prompt = prompt
+            request.sampling.temperature = 0.0
+            request.stopping.max_tokens = GENERATED
+            request.stopping.ignore_eos = True
+            index_of[engine.submit(request)] = index
+        generated = [[] for _ in prompts]
+        running = len(prompts)
+        while running:
+            for output in engine.wait_outputs(timeout_ms=60_000):
+                assert output.error is None
+                generated[index_of[output.request]] += output.token_ids
+                running -= output.final
+    finally:
+        engine.shutdown()
+    for prompt, tokens, (sequence, _) in zip(prompts, generated, continued, strict=True):
+        assert prompt + tokens == sequence
+
+
+def test_bfloat16_greedy_tokens(smollm2_path, continued, prompts):
+    """At least 99 % equal argmax over the generated positions; every difference is a near tie in the reference."""
+    ours = load_ours(smollm2_path, "bfloat16")
+    equal = 0
+    gaps = []
+    for prompt, (sequence, expected) in zip(prompts, continued, strict=True):
+        generating = slice(len(prompt) - 1, len(sequence) - 1)
+        found = ours.logits(sequence)[generating].argmax(axis=1)
+        rows = expected[generating]
+        best = rows.argmax(axis=1)
+        equal += int((found == best).sum())
+        gaps += (rows.max(axis=1) - rows[np.arange(len(rows)), found])[found != best].tolist()
+    positions = GENERATED * len(prompts)
+    print(f"{equal} of {positions} equal; logit gaps of the others: {sorted(round(gap, 4) for gap in gaps)}")
+    assert equal >= 0.99 * positions
+    assert max(gaps, default=0.0) <= NEAR_TIE
