@@ -224,7 +224,21 @@ def test_resolves_files_and_folders_of_a_hub(wheels, monkeypatch):
     assert (resolve_model("org/name") / "config.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "nothing", "./absent", "/absent/model.gguf", "../a", "a/b/c", "org/absent.gguf"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing",
+        "./absent",
+        "/absent/model.gguf",
+        "../a",
+        "a/b/c",
+        "org/absent.gguf",
+        "a\0b",
+        "x" * 5000,
+        "~nobody1/x/y",
+    ],
+)
 def test_refuses_what_is_no_model(text):
     with pytest.raises(ValueError, match="there is no such file or folder"):
         resolve_model(text)

@@ -50,7 +50,12 @@ def test_inspects_a_folder(tmp_path):
         },
         tokenizer_config={
             "eos_token": {"content": "<|end|>"},
-            "added_tokens_decoder": {"8": {"content": "<|end|>"}, "9": {"content": "<pad>"}},
+            "added_tokens_decoder": {
+                "8": {"content": "<|end|>"},
+                "9": {"content": "<pad>"},
+                "9" * 5000: {"content": "<|end|>"},
+                "x": {"content": "<|end|>"},
+            },
             "chat_template": [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}],
         },
         tokenizer={},

@@ -337,6 +337,7 @@ BAD_GGUF = {
         "general.architecture = 'gemma3': is not supported; known are llama",
     ),
     "experts": ({"extra_keys": {"llama.expert_count": scalar(4, 8)}}, "mixtures of experts are not supported"),
+    "experts by layer": ({"extra_keys": {"llama.expert_count": array(4, [0, 8])}}, "mixtures of experts"),
     "yarn": ({"extra_keys": {"llama.rope.scaling.type": text("yarn")}}, "this kind of RoPE scaling is not supported"),
     "partial rotation": ({"head_dim": 8}, "llama.rope.dimension_count = 8: only the whole head, 16"),
     "value length": ({"extra_keys": {"llama.attention.value_length": scalar(4, 8)}}, "must equal the key length"),

@@ -123,8 +123,8 @@ class ConfigReader:
 
     def require(self, key: str, value: object, why: str) -> None:
         """Refuses any other value than `value`, which is also what absence means."""
-        found = self._get(key)
-        if found is not None and found != value:
+        found = _uniform(self._get(key))
+        if found is not None and (isinstance(found, np.ndarray) or found != value):
             raise self.error(key, why)
 
     def finish(self, harmless: Collection[str], harmless_prefixes: tuple[str, ...] = ()) -> None:

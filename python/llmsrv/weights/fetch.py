@@ -33,7 +33,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/([\w./-]+\.gguf)", re.ASCII)
 # What a model folder needs; nothing that is executed is ever fetched.
 _HUB_PATTERNS = [
-    "*.safetensors",
+    "model.safetensors",
+    "model-*.safetensors",
     "model.safetensors.index.json",
     "config.json",
     "generation_config.json",
@@ -104,8 +105,8 @@ def resolve_model(text: str, *, progress: ProgressCallback = no_progress) -> Pat
     `text` is a path, a demo model's name, a hub id ("org/name"), or one GGUF file of a hub ("org/name/file.gguf").
     Raises ValueError when it is none of these, FetchError (a ValueError) when it cannot be fetched.
     """
-    path = Path(text).expanduser()
-    if text and path.exists():
+    path = _existing(text)
+    if path is not None:
         return path
     if text in DEMO_MODELS:
         return fetch_demo_model(text, progress=progress)
@@ -118,6 +119,15 @@ def resolve_model(text: str, *, progress: ProgressCallback = no_progress) -> Pat
         f"model {text!r}: there is no such file or folder, and it is neither a hub id (org/name) nor a demo model "
         f"({', '.join(sorted(DEMO_MODELS))})"
     )
+
+
+def _existing(text: str) -> Path | None:
+    """The path that `text` names, if there is something; text that cannot be a path names nothing."""
+    try:
+        path = Path(text).expanduser()
+        return path if text and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, an unknown user behind "~"
+        return None
 
 
 def fetch_demo_model(name: str, *, progress: ProgressCallback = no_progress) -> Path:

@@ -105,6 +105,11 @@ def _inspect_gguf(path: Path) -> ModelFiles:
         metadata = ConfigReader(file.metadata, str(path))
         blueprint = blueprint_from_gguf(file)
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+        tokens = tokenizer.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and len(tokens) > blueprint.spec.vocab_size:
+            raise ValueError(
+                f"{path}: the tokenizer has {len(tokens)} tokens, but the model only {blueprint.spec.vocab_size}"
+            )
         id_keys = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
         chat_template = metadata.text("tokenizer.chat_template", "")
         return ModelFiles(
@@ -194,6 +199,7 @@ def _tokenizer_eos(tokenizer_config: ConfigReader, vocab_size: int) -> tuple[int
         and entry.get("content") == token
         and id_.isascii()
         and id_.isdigit()
+        and len(id_) < 10  # so that int() takes any of them
         and int(id_) < vocab_size
     )
 
