@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,11 +26,11 @@ from grpc_reflection.v1alpha import reflection
 import llmsrv
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
-from llmsrv.generation import collect
+from llmsrv.generation import Generation, collect
 from llmsrv.params import GenerationRequest
 from llmsrv.serve import convert
 from llmsrv.serve.health import HealthReporter
-from llmsrv.serve.status import abort, internal_error
+from llmsrv.serve.status import abort, internal_error, status_of
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
@@ -73,13 +74,12 @@ def _unary(handler: Unary) -> Unary:
         try:
             return await handler(self, request, context)
         except ServiceError as error:
-            failure = error
-        except grpc.aio.AbortError:
-            raise
+            status = status_of(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            failure = internal_error()
-        return await abort(context, failure)
+            status = status_of(internal_error())
+        del request  # see abort()
+        return await abort(context, status)
 
     return wrapped
 
@@ -89,19 +89,17 @@ def _streaming(handler: Streaming) -> Streaming:
 
     @functools.wraps(handler)
     async def wrapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-        messages = handler(self, request, context)
         try:
-            async for message in messages:
+            async for message in handler(self, request, context):
                 yield message
             return
         except ServiceError as error:
-            failure = error
-        except grpc.aio.AbortError:
-            raise
+            status = status_of(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            failure = internal_error()
-        await abort(context, failure)
+            status = status_of(internal_error())
+        del request  # see abort()
+        await abort(context, status)
 
     return wrapped
 
@@ -176,7 +174,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
         generation = await service.submit(await self._converted(convert.generation_request, request))
-        context.add_done_callback(lambda _: generation.close())
+        _close_when_done(context, generation)
         asked, token_bytes = request.output, service.model.tokenizer.token_bytes
         try:
             result = await collect(generation)
@@ -192,7 +190,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[Message]:
         service = self._server.service
         generation = await service.submit(await self._converted(convert.stream_request, request))
-        context.add_done_callback(lambda _: generation.close())
+        _close_when_done(context, generation)
         asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
         try:
             async for update in generation:
@@ -386,6 +384,18 @@ _STATES = {
     State.DRAINED: admin_pb2.SERVER_STATE_DRAINED,
     State.FAILED: admin_pb2.SERVER_STATE_FAILED,
 }
+
+
+def _close_when_done(context: Context, generation: Generation) -> None:
+    """For the call whose handler is never resumed. grpc.aio keeps the callback until the garbage collector comes by."""
+    held = weakref.ref(generation)
+
+    def close(_: object) -> None:
+        found = held()
+        if found is not None:
+            found.close()
+
+    context.add_done_callback(close)
 
 
 def _no_rpc(name: str) -> ServiceError:
