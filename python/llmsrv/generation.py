@@ -119,7 +119,8 @@ class Generation:
         self._prompt_logprobs = [TokenLogprob(prompt_ids[0], None, 0)] if params.prompt_logprobs else []
         self._pending: dict[int, Delta] = {}
         self._ending: tuple[Usage, Timing] | None = None
-        self._error: ServiceError | None = None
+        self._error: ServiceError | None = None  # until it is raised
+        self._failed_with: Code | None = None
         self._reader: asyncio.Future[None] | None = None
         self._started = False
         self._ended = False  # the reader has seen the end or the error
@@ -139,7 +140,11 @@ class Generation:
             await self._reader
         if self._error is not None and not self._pending:
             self._ended = True
-            raise self._error
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: the cycle would keep the request alive
         return self._take()
 
     def close(self) -> None:
@@ -151,8 +156,8 @@ class Generation:
     @property
     def outcome(self) -> str:
         """How the request ended: the finish reason of its first sequence, or the name of a status code."""
-        if self._error is not None:
-            return self._error.code.name
+        if self._failed_with is not None:
+            return self._failed_with.name
         finish = self._choices[0].finish
         return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
 
@@ -194,8 +199,8 @@ class Generation:
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error, unless it has ended."""
-        if self._ending is None and self._error is None:
-            self._error = error
+        if self._ending is None and self._failed_with is None:
+            self._error, self._failed_with = error, error.code
             self._wake()
 
     def _advance(self, choice: _Choice, output: "_core.Output") -> None:

@@ -94,7 +94,7 @@ class LLM:
         stream = _stream(self._service, _any_prompt(prompt), params)
         try:
             while True:
-                delta = self._thread.run(anext(stream, None))
+                delta = self._thread.run(_next(stream))
                 if delta is None:
                     return
                 yield delta
@@ -260,6 +260,12 @@ async def _stream(
                 yield delta
     finally:
         generation.close()
+
+
+async def _next(stream: AsyncIterator[Delta]) -> Delta | None:
+    async for delta in stream:
+        return delta
+    return None
 
 
 def _request(prompt: Prompt, params: SamplingParams | None) -> GenerationRequest:

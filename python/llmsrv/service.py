@@ -141,17 +141,7 @@ class GenerationService:
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises ServiceError."""
         self.check_model(model)
-        vocab_size = self.model.vocab_size
-        violations = [
-            Violation(f"token_ids[{i}]", f"{token_id} is not in the vocabulary of {vocab_size}")
-            for i, token_id in enumerate(token_ids)
-            if not 0 <= token_id < vocab_size
-        ]
-        if violations:
-            raise ServiceError.invalid(violations)
-        return await self._loop.run_in_executor(
-            self._book_worker, lambda: self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        )
+        return await self._loop.run_in_executor(self._book_worker, self._detokenize, token_ids, skip_special_tokens)
 
     def abort_ids(self, request_ids: Sequence[str]) -> list[str]:
         """Ends requests early; the ids of those that were in flight."""
@@ -295,15 +285,13 @@ class GenerationService:
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
         try:
-            prompt_ids = self._prompt_ids(request.prompt)
+            prompt_ids = self._prompt_ids(request.prompt, request.truncate_prompt_tokens)
         except ServiceError as error:
             if error.code is not Code.INVALID_ARGUMENT:
                 raise
             violations += error.violations
-        if request.truncate_prompt_tokens is not None:
-            if request.truncate_prompt_tokens < 1:
-                violations.append(Violation("truncate_prompt_tokens", "must be at least 1"))
-            prompt_ids = prompt_ids[-request.truncate_prompt_tokens :]
+        if request.truncate_prompt_tokens is not None and request.truncate_prompt_tokens < 1:
+            violations.append(Violation("truncate_prompt_tokens", "must be at least 1"))
         if params.stop_strings and not params.text:
             violations.append(Violation("stopping.stop_strings", "need output.text: they are found in the text"))
         # A prompt that could not be made is replaced by one token, so that the core checks all other fields.
@@ -319,17 +307,20 @@ class GenerationService:
             return [None] * params.n
         return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(params.n)]
 
-    def _prompt_ids(self, prompt: Prompt) -> Sequence[int]:
-        if isinstance(prompt, TokenPrompt):
-            return list(prompt.token_ids)
-        text, special = self._text(prompt, None)
-        # What no tokenizer could make fit is refused before time is spent on it.
+    def _prompt_ids(self, prompt: Prompt, keep_last: int | None) -> Sequence[int]:
+        """The prompt's tokens. What cannot fit however it is cut is refused before time and memory are spent on it."""
         tokens = self.model.max_model_len
+        kept = slice(-keep_last if keep_last else None, None)
+        if isinstance(prompt, TokenPrompt):
+            ids = prompt.token_ids[kept]
+            if len(ids) > 4 * tokens:
+                raise _too_long(prompt, f"{len(ids)} tokens", tokens)
+            return list(ids)
+        text, special = self._text(prompt, None)
         if len(text) > 4 * tokens and len(text) > tokens * self.model.longest_token_bytes:
-            description = f"{len(text)} characters are more than {tokens} tokens (max_model_len) can hold"
-            raise ServiceError.invalid([Violation(_prompt_field(prompt), description)])
+            raise _too_long(prompt, f"{len(text)} characters", tokens)
         with _named(_prompt_field(prompt)):
-            return self.model.tokenizer.encode(text, add_special_tokens=special)
+            return self.model.tokenizer.encode(text, add_special_tokens=special)[kept]
 
     def _tokenize(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool | None, offsets: bool) -> Tokenized:
         text, special = self._text(prompt, add_special_tokens)
@@ -339,6 +330,17 @@ class GenerationService:
                 ids, places = self.model.tokenizer.encode_with_offsets(text, add_special_tokens=special)
                 return Tokenized(ids, rendered, places)
             return Tokenized(self.model.tokenizer.encode(text, add_special_tokens=special), rendered)
+
+    def _detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        vocab_size = self.model.vocab_size
+        violations = [
+            Violation(f"token_ids[{i}]", f"{token_id} is not in the vocabulary of {vocab_size}")
+            for i, token_id in enumerate(token_ids)
+            if not 0 <= token_id < vocab_size
+        ]
+        if violations:
+            raise ServiceError.invalid(violations)
+        return self.model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def _text(self, prompt: TextPrompt | ChatPrompt, add_special_tokens: bool | None) -> tuple[str, bool]:
         """What to encode, and whether the tokenizer adds its special tokens: a template has put in what it wants."""
@@ -432,6 +434,11 @@ def _prompt_field(prompt: Prompt) -> str:
     if isinstance(prompt, TextPrompt):
         return "text"
     return "token_ids.ids" if isinstance(prompt, TokenPrompt) else "chat.messages"
+
+
+def _too_long(prompt: Prompt, length: str, tokens: int) -> ServiceError:
+    description = f"{length} are more than {tokens} tokens (max_model_len) can be"
+    return ServiceError.invalid([Violation(_prompt_field(prompt), description)])
 
 
 def _in_request(violations: Sequence[Violation], prompt_field: str) -> list[Violation]:

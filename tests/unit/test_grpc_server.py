@@ -1,16 +1,21 @@
 """The gRPC server over a scripted engine: what a real one does too rarely to wait for it."""
 
 import asyncio
+import contextlib
+import gc
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
-from fakes import FakeEngine, fake_model, finish
+from fakes import FakeEngine, FakeOutput, fake_model, finish
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from llmsrv.config import ServeConfig
+from llmsrv.errors import ServiceError
+from llmsrv.generation import Generation
 from llmsrv.serve.grpc_server import GrpcServer
 from llmsrv.service import GenerationService
 from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -205,3 +210,38 @@ def test_a_reader_that_stalls_gets_few_large_messages():
         assert len(messages) < 200
 
     run(test)
+
+
+@pytest.mark.parametrize("how", ["ok", "refused", "failed", "cancelled"])
+def test_a_request_is_freed_when_it_ends(how):
+    """By reference counts: what only the garbage collector frees piles up under load."""
+
+    async def test(served):
+        for i in range(5):
+            call = served.stream("" if how == "refused" else "hi")
+            if how != "refused":
+                key = await served.submitted(i + 1)
+                served.engine.emit(key, b"a")
+                await call.read()
+            if how == "cancelled":
+                call.cancel()
+            elif how == "failed":
+                error = SimpleNamespace(code=13, message="bad numbers", violations=[])
+                served.engine.push([FakeOutput(key, error=error, final=True)])
+            elif how == "ok":
+                served.engine.emit(key, b"b", finish=finish("length"), final=True)
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+        while served.service.in_flight:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        kept = [each for each in gc.get_objects() if isinstance(each, Generation | ServiceError)]
+        assert kept == []
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()

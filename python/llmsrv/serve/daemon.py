@@ -46,6 +46,7 @@ def run(config: ServeConfig) -> int:
 
     import uvloop
 
+    _return_large_blocks()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     return uvloop.run(_serve(config))
 
@@ -147,6 +148,16 @@ def _handle_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
     return signalled
+
+
+def _return_large_blocks() -> None:
+    """Keeps glibc from raising its threshold after the first large message, and with it the memory that it retains."""
+    import ctypes
+
+    m_mmap_threshold, threshold_bytes = -3, 256 << 10
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none and need none
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, threshold_bytes)
 
 
 def _exit_now(status: int) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,11 +26,11 @@ from grpc_reflection.v1alpha import reflection
 import llmsrv
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
-from llmsrv.generation import collect
+from llmsrv.generation import Generation, collect
 from llmsrv.params import GenerationRequest
 from llmsrv.serve import convert
 from llmsrv.serve.health import HealthReporter
-from llmsrv.serve.status import abort, internal_error
+from llmsrv.serve.status import abort, internal_error, status_of
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
@@ -55,8 +56,10 @@ OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
+INLINE_BYTES = 32 << 10  # larger requests are converted beside the loop, so that they hold up nobody
 WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
 STOP_GRACE_S = 0.5
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
 Unary = Callable[[Any, Any, Context], Awaitable[Any]]
@@ -71,13 +74,12 @@ def _unary(handler: Unary) -> Unary:
         try:
             return await handler(self, request, context)
         except ServiceError as error:
-            failure = error
-        except grpc.aio.AbortError:
-            raise
+            status = status_of(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            failure = internal_error()
-        return await abort(context, failure)
+            status = status_of(internal_error())
+        del request  # see abort()
+        return await abort(context, status)
 
     return wrapped
 
@@ -87,19 +89,17 @@ def _streaming(handler: Streaming) -> Streaming:
 
     @functools.wraps(handler)
     async def wrapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-        messages = handler(self, request, context)
         try:
-            async for message in messages:
+            async for message in handler(self, request, context):
                 yield message
             return
         except ServiceError as error:
-            failure = error
-        except grpc.aio.AbortError:
-            raise
+            status = status_of(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            failure = internal_error()
-        await abort(context, failure)
+            status = status_of(internal_error())
+        del request  # see abort()
+        await abort(context, status)
 
     return wrapped
 
@@ -124,6 +124,8 @@ class GrpcServer:
     async def start(self) -> int:
         """Listens and returns the port. Raises OSError when the address cannot be bound."""
         address = f"{self.config.host}:{self.config.port}"
+        if self.config.host not in LOOPBACK:
+            logger.warning("%s is open to the network, without encryption or authentication", address)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -171,31 +173,42 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     @_unary
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
-        generation = await service.submit(self._converted(convert.generation_request, request))
-        context.add_done_callback(lambda _: generation.close())
+        generation = await service.submit(await self._converted(convert.generation_request, request))
+        _close_when_done(context, generation)
+        asked, token_bytes = request.output, service.model.tokenizer.token_bytes
         try:
             result = await collect(generation)
+            if asked.logprobs or asked.prompt_logprobs:  # maybe many thousand records: built beside the loop
+                return await asyncio.to_thread(convert.generate_response, result, asked, token_bytes)
+            return convert.generate_response(result, asked, token_bytes)
         finally:
             generation.close()
-        return convert.generate_response(result, request.output, service.model.tokenizer.token_bytes)
 
     @_streaming
     async def GenerateStream(
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[Message]:
         service = self._server.service
-        generation = await service.submit(self._converted(convert.stream_request, request))
-        context.add_done_callback(lambda _: generation.close())
+        generation = await service.submit(await self._converted(convert.stream_request, request))
+        _close_when_done(context, generation)
         asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
         try:
             async for update in generation:
-                yield convert.stream_response(update, generation.request_id, generation.model, asked, token_bytes)
+                facts = (update, generation.request_id, generation.model, asked, token_bytes)
+                if update.prompt is not None and asked.prompt_logprobs:
+                    yield await asyncio.to_thread(convert.stream_response, *facts)
+                else:
+                    yield convert.stream_response(*facts)
         finally:
             generation.close()
 
-    def _converted(self, convert_message: Callable[[Any], GenerationRequest], message: Message) -> GenerationRequest:
+    async def _converted(
+        self, convert_message: Callable[[Any], GenerationRequest], message: Message
+    ) -> GenerationRequest:
         try:
-            return convert_message(message)
+            if message.ByteSize() <= INLINE_BYTES:
+                return convert_message(message)
+            return await asyncio.to_thread(convert_message, message)
         except ServiceError as error:
             self._server.service.count_refusal(error)
             raise
@@ -225,7 +238,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         convert.refuse_unknown(request)
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._server.service.detokenize(
-            list(request.token_ids), model=request.model, skip_special_tokens=skip_special
+            request.token_ids, model=request.model, skip_special_tokens=skip_special
         )
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -371,6 +384,18 @@ _STATES = {
     State.DRAINED: admin_pb2.SERVER_STATE_DRAINED,
     State.FAILED: admin_pb2.SERVER_STATE_FAILED,
 }
+
+
+def _close_when_done(context: Context, generation: Generation) -> None:
+    """For the call whose handler is never resumed. grpc.aio keeps the callback until the garbage collector comes by."""
+    held = weakref.ref(generation)
+
+    def close(_: object) -> None:
+        found = held()
+        if found is not None:
+            found.close()
+
+    context.add_done_callback(close)
 
 
 def _no_rpc(name: str) -> ServiceError:

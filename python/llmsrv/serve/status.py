@@ -41,9 +41,13 @@ def status_of(error: ServiceError) -> status_pb2.Status:
     return status_pb2.Status(code=error.code.value, message=message, details=[_packed(each) for each in details])
 
 
-async def abort(context: "grpc.aio.ServicerContext", error: ServiceError) -> NoReturn:  # type: ignore[type-arg]
-    """Ends the call with the error's status and details."""
-    await context.abort_with_status(rpc_status.to_status(status_of(error)))
+async def abort(context: "grpc.aio.ServicerContext", status: status_pb2.Status) -> NoReturn:  # type: ignore[type-arg]
+    """Ends the call with a status and its details.
+
+    grpc.aio keeps the exception that this raises, with all frames on its way, until the garbage collector comes by. So
+    call it outside of any `except`, from a frame that holds nothing large.
+    """
+    await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status returned")
 
 
