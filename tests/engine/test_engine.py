@@ -102,6 +102,12 @@ BAD = [
     ({"stopping.max_tokens": MAX_LEN}, "stopping.max_tokens"),
     ({"stopping.max_tokens": 2, "stopping.min_tokens": 3}, "stopping.min_tokens"),
     ({"stopping.min_tokens": -1}, "stopping.min_tokens"),
+    ({"stopping.min_tokens": MAX_LEN - 2}, "stopping.min_tokens"),
+    ({"stopping.min_tokens": 2**31 - 1}, "stopping.min_tokens"),
+    ({"stopping.max_tokens": 2**31 - 1}, "stopping.max_tokens"),
+    ({"stopping.stop_token_ids": list(range(VOCAB)), "stopping.min_tokens": 2}, "stopping.stop_token_ids"),
+    ({"stopping.stop_token_ids": [3] * 1025}, "stopping.stop_token_ids"),
+    ({"sampling.allowed_token_ids": [3] * (VOCAB + 1)}, "sampling.allowed_token_ids"),
     ({"stopping.stop_token_ids": [-5]}, "stopping.stop_token_ids[0]"),
     ({"stopping.stop_strings": [""]}, "stopping.stop_strings[0]"),
     ({"output.top_logprobs": 21, "output.logprobs": True}, "output.top_logprobs"),
@@ -135,6 +141,27 @@ def test_every_bad_field_is_named_and_a_stream_beside_is_unharmed(weights):
         stats = settled(running)
     assert stats.healthy
     assert stats.requests == {"length": 2, "INVALID_ARGUMENT": len(BAD)}
+
+
+def test_a_hostile_request_is_refused_quickly_and_briefly(weights):
+    million = 1_000_000
+    bad = spoil(
+        "bad",
+        {"sampling.allowed_token_ids": [3] * million, "stopping.stop_token_ids": [4] * (million - 1) + [3],
+         "stopping.min_tokens": 2, "stopping.stop_strings": [""] * million},
+    )  # fmt: skip
+    with engine(weights) as running:
+        started = time.monotonic()
+        assert len(running.validate(bad)) <= 64
+        assert time.monotonic() - started < 2
+
+
+def test_a_stop_token_may_be_all_that_is_allowed_when_the_first_token_may_stop(weights):
+    with engine(weights) as running:
+        (result,) = run(
+            running, [request("a", prompt(1, 5), sampling={"allowed_token_ids": [EOS]}, stopping={"min_tokens": 1})]
+        )
+    assert result.token_ids == {0: [EOS]}
 
 
 def test_all_violations_come_at_once(weights):
