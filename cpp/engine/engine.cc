@@ -38,11 +38,15 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
 }  // namespace
 
 Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa)
+    : Engine(std::move(weights), config, threads, [&isa](ThreadPool& pool) { return make_backend(pool, isa); }) {}
+
+Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
+               const BackendFactory& make_backend)
     : weights_(std::move(weights)),
       config_(checked(config, *weights_)),
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
       pool_(threads),
-      backend_(make_backend(pool_, isa)),
+      backend_(make_backend(pool_)),
       plan_(plan_memory(weights_->spec(), weights_->format(), config_, *backend_, threads)),
       cache_(plan_.kv_cache, pool_),
       decoder_(*weights_, *backend_, cache_, decoder_limits(config_)),
@@ -83,10 +87,13 @@ std::vector<std::string> Engine::abort_all() {
 
 void Engine::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
-  stopping_ = true;
+  // Closed first: what is accepted after the engine thread drained the inbox for the last time would never end.
   inbox_.close(Status(StatusCode::kUnavailable, "the engine is shut down"));
-  outbox_.close();
+  stopping_ = true;
+  outbox_.lift_limit();
   if (thread_.joinable()) thread_.join();
+  // Closed last: a reader that sees an empty result from a closed outbox has seen every final output.
+  outbox_.close();
 }
 
 void Engine::run() {
@@ -122,12 +129,20 @@ void Engine::step() {
 
 void Engine::apply_inbox() {
   inbox_.drain(batch_);
-  for (Submission& submission : batch_.submissions) begin(std::move(submission));
+  begin_batch();
   for (const Ending& ending : batch_.endings) {
     const auto found = requests_.find(ending.key);
     if (found != requests_.end()) end_request(*found->second, ending.reason);
   }
   outbox_.push(outputs_);
+}
+
+// When begin() fails, what was not begun stays in the batch, and end_everything() goes on from there.
+void Engine::begin_batch() {
+  for (Submission& submission : batch_.submissions) {
+    if (requests_.count(submission.key) == 0) begin(std::move(submission));
+  }
+  batch_.submissions.clear();
 }
 
 void Engine::begin(Submission submission) {
@@ -154,9 +169,10 @@ void Engine::begin(Submission submission) {
     const SequenceId id = next_sequence_++;
     live.sequences.push_back(id);
     choices_.emplace(id, Choice{&live, index});
-    scheduler_.add(std::make_unique<Sequence>(id, live.prompt, rules));
   }
   requests_.emplace(live.key, std::move(owned));
+  if (failed_) return;  // it is here only to be ended
+  for (const SequenceId id : live.sequences) scheduler_.add(std::make_unique<Sequence>(id, live.prompt, rules));
 }
 
 void Engine::note_plan(const StepPlan& plan) {
@@ -312,8 +328,9 @@ void Engine::end_request(LiveRequest& live, const std::variant<FinishReason, Sta
 
 // Also ends what is still in the inbox, so that no accepted request is left without its final output.
 void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
+  begin_batch();
   inbox_.drain(batch_);
-  for (Submission& submission : batch_.submissions) begin(std::move(submission));
+  begin_batch();
   while (!requests_.empty()) end_request(*requests_.begin()->second, how);
   outbox_.push(outputs_);
   busy_ = false;

@@ -8,8 +8,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -32,11 +35,17 @@
 
 namespace llmsrv {
 
+// Makes the device's operations. `pool` outlives the result.
+using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>;
+
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
   // not fit, too little memory, or an impossible `isa`. REQUIRES: threads >= 1
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa);
+  // The same, on a backend of the caller's making.
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
+         const BackendFactory& make_backend);
   // Calls shutdown().
   ~Engine();
 
@@ -58,13 +67,15 @@ class Engine {
   const MemoryPlan& plan() const { return plan_; }
   std::string device() const { return backend_->description(); }
 
-  // Aborts everything, joins the engine thread. Later submissions are UNAVAILABLE. Idempotent.
+  // Aborts everything, joins the engine thread. Outputs can still be taken; later submissions are UNAVAILABLE.
+  // Idempotent.
   void shutdown();
 
  private:
   void run();
   void step();
   void apply_inbox();
+  void begin_batch();
   void begin(Submission submission);
   void note_plan(const StepPlan& plan);
   void report_prompt_logprobs(const StepPlan& plan);

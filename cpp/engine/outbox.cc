@@ -8,7 +8,7 @@ namespace llmsrv {
 void Outbox::push(std::vector<Output>& outputs) {
   if (outputs.empty()) return;
   std::unique_lock lock(mutex_);
-  emptied_.wait(lock, [&] { return closed_ || pending_.size() < capacity_; });
+  emptied_.wait(lock, [&] { return !limited_ || pending_.size() < capacity_; });
   pending_.insert(pending_.end(), std::make_move_iterator(outputs.begin()), std::make_move_iterator(outputs.end()));
   outputs.clear();
   filled_.notify_one();
@@ -21,11 +21,16 @@ std::vector<Output> Outbox::take_all(std::chrono::milliseconds timeout) {
   return std::exchange(pending_, {});
 }
 
+void Outbox::lift_limit() {
+  const std::lock_guard lock(mutex_);
+  limited_ = false;
+  emptied_.notify_all();
+}
+
 void Outbox::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   filled_.notify_all();
-  emptied_.notify_all();
 }
 
 }  // namespace llmsrv

@@ -1,5 +1,5 @@
 // Outputs on their way to the front end. Bounded: when nobody takes them, the engine waits instead of growing.
-// Thread rule: push() by the engine thread, take_all() by one pump thread, close() by any.
+// Thread rule: push() by the engine thread, the rest by any thread.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,15 @@ class Outbox {
   // REQUIRES: capacity >= 1
   explicit Outbox(std::size_t capacity) : capacity_(capacity) {}
 
-  // Appends all of `outputs` and empties it. Waits while the outbox is full and not closed.
+  // Appends all of `outputs` and empties it. Waits while the outbox is full, until lift_limit().
   void push(std::vector<Output>& outputs);
 
   // Waits up to `timeout` for outputs and takes all of them. Empty means time-out or closed, never an error.
   std::vector<Output> take_all(std::chrono::milliseconds timeout);
 
-  // From now on nothing waits: push() always appends, take_all() returns what is there.
+  // From now on push() never waits: the engine is about to end and must not depend on a reader.
+  void lift_limit();
+  // Nothing more will be pushed: take_all() returns what is there without waiting.
   void close();
 
  private:
@@ -32,6 +34,7 @@ class Outbox {
   std::condition_variable emptied_;
   // Guarded by mutex_:
   std::vector<Output> pending_;
+  bool limited_ = true;
   bool closed_ = false;
 };
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <set>
 #include <string>
 
 namespace llmsrv {
@@ -11,6 +13,8 @@ namespace {
 constexpr std::size_t kRequestIdBytesMax = 256;
 constexpr std::size_t kStopStringsMax = 64;
 constexpr std::size_t kStopStringBytesMax = 1024;
+// All are compared with every generated token, and each sequence holds them.
+constexpr std::size_t kStopTokensMax = 1024;
 constexpr float kLogitBiasMax = 100.0f;
 
 std::string number(float value) {
@@ -24,7 +28,7 @@ class Checker {
   Checker(const ModelSpec& spec, const EngineConfig& config) : spec_(spec), config_(config) {}
 
   void require(bool holds, const std::string& field, const std::string& description) {
-    if (!holds) violations_.push_back({field, description});
+    if (!holds && violations_.size() < kViolationsMax) violations_.push_back({field, description});
   }
   // NaN is in no range.
   void in_range(float value, float min, float max, const std::string& field, const std::string& range) {
@@ -32,9 +36,9 @@ class Checker {
   }
   void in_vocabulary(const std::vector<TokenId>& ids, const std::string& field) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      require(known(ids[i]), field + "[" + std::to_string(i) + "]",
+      if (known(ids[i])) continue;
+      require(false, field + "[" + std::to_string(i) + "]",
               "token " + std::to_string(ids[i]) + " is not in the vocabulary of " + std::to_string(spec_.vocab_size));
-      if (violations_.size() >= kViolationsMax) return;
     }
   }
 
@@ -42,12 +46,17 @@ class Checker {
     require(!request.id.empty() && request.id.size() <= kRequestIdBytesMax, "request_id", "must have 1 to 256 bytes");
     require(!request.prompt.empty(), "input", "the prompt is empty");
     in_vocabulary(request.prompt, "input.token_ids");
-    const auto prompt_tokens = static_cast<long>(request.prompt.size());
+    const auto prompt_tokens = static_cast<std::int64_t>(request.prompt.size());
     if (prompt_tokens >= config_.max_model_len) {
       require(false, "input",
               "the prompt has " + std::to_string(prompt_tokens) + " tokens; with at least one token to generate, " +
                   std::to_string(config_.max_model_len) + " fit (max_model_len)");
-    } else if (request.stopping.max_tokens) {
+    } else if (!request.stopping.max_tokens) {
+      require(prompt_tokens + request.stopping.min_tokens <= config_.max_model_len, "stopping.min_tokens",
+              "prompt (" + std::to_string(prompt_tokens) + " tokens) plus min_tokens (" +
+                  std::to_string(request.stopping.min_tokens) + ") exceed max_model_len (" +
+                  std::to_string(config_.max_model_len) + ")");
+    } else {
       require(prompt_tokens + *request.stopping.max_tokens <= config_.max_model_len, "stopping.max_tokens",
               "prompt (" + std::to_string(prompt_tokens) + " tokens) plus max_tokens (" +
                   std::to_string(*request.stopping.max_tokens) + ") exceed max_model_len (" +
@@ -70,10 +79,13 @@ class Checker {
     require(request.n >= 1 && request.n <= config_.max_choices, "sampling.n",
             "must be in 1.." + std::to_string(config_.max_choices) + ", is " + std::to_string(request.n));
     for (const auto& [token, bias] : sampling.logit_bias) {
+      if (known(token) && std::abs(bias) <= kLogitBiasMax) continue;
       const std::string field = "sampling.logit_bias[" + std::to_string(token) + "]";
       require(known(token), field, "the token is not in the vocabulary of " + std::to_string(spec_.vocab_size));
       in_range(bias, -kLogitBiasMax, kLogitBiasMax, field, "[-100, 100]");
     }
+    require(sampling.allowed_token_ids.size() <= static_cast<std::size_t>(spec_.vocab_size),
+            "sampling.allowed_token_ids", "holds more ids than the vocabulary");
     in_vocabulary(sampling.allowed_token_ids, "sampling.allowed_token_ids");
   }
 
@@ -83,6 +95,7 @@ class Checker {
     require(stopping.min_tokens >= 0, "stopping.min_tokens", "must not be negative");
     require(!stopping.max_tokens || stopping.min_tokens <= *stopping.max_tokens, "stopping.min_tokens",
             "must not exceed max_tokens");
+    require(stopping.stop_token_ids.size() <= kStopTokensMax, "stopping.stop_token_ids", "at most 1024 are allowed");
     in_vocabulary(stopping.stop_token_ids, "stopping.stop_token_ids");
     require(stopping.stop_strings.size() <= kStopStringsMax, "stopping.stop_strings", "at most 64 are allowed");
     for (std::size_t i = 0; i < stopping.stop_strings.size(); ++i) {
@@ -108,18 +121,20 @@ class Checker {
 
   bool known(TokenId token) const { return token >= 0 && token < spec_.vocab_size; }
 
-  // Before min_tokens all stop ids are forbidden: what is allowed must hold something else.
+  // Before token number min_tokens all stop ids are forbidden: something else must be there to draw.
   void check_something_can_be_drawn(const Request& request) {
+    if (request.stopping.min_tokens <= 1 || request.stopping.stop_token_ids.size() > kStopTokensMax) return;
+    std::set<TokenId> stops(request.stopping.stop_token_ids.begin(), request.stopping.stop_token_ids.end());
+    if (!request.stopping.ignore_eos) stops.insert(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
     const std::vector<TokenId>& allowed = request.sampling.allowed_token_ids;
-    if (allowed.empty() || request.stopping.min_tokens == 0) return;
-    const auto is_stop = [&](TokenId token) {
-      const auto in = [&](const std::vector<TokenId>& ids) {
-        return std::find(ids.begin(), ids.end(), token) != ids.end();
-      };
-      return in(request.stopping.stop_token_ids) || (!request.stopping.ignore_eos && in(config_.eos_token_ids));
-    };
-    require(!std::all_of(allowed.begin(), allowed.end(), is_stop), "sampling.allowed_token_ids",
-            "holds only stop tokens, which min_tokens forbids");
+    const auto is_stop = [&](TokenId token) { return stops.count(token) != 0; };
+    if (allowed.empty()) {
+      require(stops.size() < static_cast<std::size_t>(spec_.vocab_size), "stopping.stop_token_ids",
+              "hold the whole vocabulary, which min_tokens forbids");
+    } else {
+      require(!std::all_of(allowed.begin(), allowed.end(), is_stop), "sampling.allowed_token_ids",
+              "holds only stop tokens, which min_tokens forbids");
+    }
   }
 
   const ModelSpec& spec_;

@@ -1,11 +1,13 @@
 #include "cpp/sample/penalties.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace llmsrv {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 std::size_t at(TokenId token) { return static_cast<std::size_t>(token); }
 
@@ -26,7 +28,8 @@ void penalize_repetition(float penalty, std::span<const TokenId> prompt, std::sp
   for (const TokenId token : output) counts[at(token)] = 1;
   const auto penalize = [&](TokenId token) {
     float& logit = logits[at(token)];
-    logit = logit > 0 ? logit / penalty : logit * penalty;
+    // An extreme penalty must not make infinity: that is what marks a token that may not be drawn.
+    logit = std::clamp(logit > 0 ? logit / penalty : logit * penalty, -kLargest, kLargest);
   };
   for (const TokenId token : prompt) {
     if (counts[at(token)] == 2) continue;

@@ -16,7 +16,8 @@ namespace llmsrv {
 using TokenCounts = std::vector<std::int32_t>;
 
 // Applies, in this order: logit bias, penalties, forbidden ids (set to minus infinity), allowed ids (all others
-// likewise). REQUIRES: counts.size() == logits.size() and all zero; all ids are in the vocabulary.
+// likewise). What is neither forbidden nor excluded stays finite.
+// REQUIRES: counts.size() == logits.size() and all zero; all ids are in the vocabulary; logits are finite.
 void apply_penalties(const SamplingParams& params, std::span<const TokenId> prompt, std::span<const TokenId> output,
                      std::span<const TokenId> forbidden, TokenCounts& counts, std::span<float> logits);
 

@@ -22,6 +22,7 @@
 namespace llmsrv {
 
 // What one row needs beside its logits. Lifetime: everything referenced must outlive the call.
+// REQUIRES: allowed ids, or all ids when none are named, hold one that is not forbidden.
 struct SampleRow {
   const SamplingParams* params = nullptr;
   std::span<const TokenId> prompt;

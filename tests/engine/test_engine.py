@@ -2,13 +2,14 @@
 
 import math
 import random
+import threading
 import time
 
 import numpy as np
 import pytest
-from harness import EOS, MAX_LEN, VOCAB, collect, engine, prompt, request, run, tiny_spec, tiny_weights
+from harness import EOS, MAX_LEN, VOCAB, Result, absorb, collect, engine, prompt, request, run, tiny_spec, tiny_weights
 
-from llmsrv import _core
+from llmsrv import _core, _testing
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,12 @@ BAD = [
     ({"stopping.max_tokens": MAX_LEN}, "stopping.max_tokens"),
     ({"stopping.max_tokens": 2, "stopping.min_tokens": 3}, "stopping.min_tokens"),
     ({"stopping.min_tokens": -1}, "stopping.min_tokens"),
+    ({"stopping.min_tokens": MAX_LEN - 2}, "stopping.min_tokens"),
+    ({"stopping.min_tokens": 2**31 - 1}, "stopping.min_tokens"),
+    ({"stopping.max_tokens": 2**31 - 1}, "stopping.max_tokens"),
+    ({"stopping.stop_token_ids": list(range(VOCAB)), "stopping.min_tokens": 2}, "stopping.stop_token_ids"),
+    ({"stopping.stop_token_ids": [3] * 1025}, "stopping.stop_token_ids"),
+    ({"sampling.allowed_token_ids": [3] * (VOCAB + 1)}, "sampling.allowed_token_ids"),
     ({"stopping.stop_token_ids": [-5]}, "stopping.stop_token_ids[0]"),
     ({"stopping.stop_strings": [""]}, "stopping.stop_strings[0]"),
     ({"output.top_logprobs": 21, "output.logprobs": True}, "output.top_logprobs"),
@@ -135,6 +142,27 @@ def test_every_bad_field_is_named_and_a_stream_beside_is_unharmed(weights):
         stats = settled(running)
     assert stats.healthy
     assert stats.requests == {"length": 2, "INVALID_ARGUMENT": len(BAD)}
+
+
+def test_a_hostile_request_is_refused_quickly_and_briefly(weights):
+    million = 1_000_000
+    bad = spoil(
+        "bad",
+        {"sampling.allowed_token_ids": [3] * million, "stopping.stop_token_ids": [4] * (million - 1) + [3],
+         "stopping.min_tokens": 2, "stopping.stop_strings": [""] * million},
+    )  # fmt: skip
+    with engine(weights) as running:
+        started = time.monotonic()
+        assert len(running.validate(bad)) <= 64
+        assert time.monotonic() - started < 2
+
+
+def test_a_stop_token_may_be_all_that_is_allowed_when_the_first_token_may_stop(weights):
+    with engine(weights) as running:
+        (result,) = run(
+            running, [request("a", prompt(1, 5), sampling={"allowed_token_ids": [EOS]}, stopping={"min_tokens": 1})]
+        )
+    assert result.token_ids == {0: [EOS]}
 
 
 def test_all_violations_come_at_once(weights):
@@ -185,7 +213,9 @@ def test_queue_limits_refuse_at_once_and_recover(weights):
 
 def test_queued_tokens_are_limited(weights):
     with engine(weights, max_queued_tokens=50, max_num_seqs=1, max_num_batched_tokens=8) as running:
-        keys = [running.submit(request("runs", prompt(1, 60), stopping={"max_tokens": 30, "ignore_eos": True}))]
+        # One choice after the other: long enough that the rest is submitted while it runs.
+        runs = request("runs", prompt(1, 60), sampling={"n": 128}, stopping={"max_tokens": 30, "ignore_eos": True})
+        keys = [running.submit(runs)]
         while running.stats().running == 0:  # it left the queue
             time.sleep(0.001)
         keys += [running.submit(request(str(i), prompt(1, 20), stopping={"max_tokens": 2})) for i in range(2)]
@@ -258,6 +288,78 @@ def test_shutdown_ends_everything_as_aborted(weights):
         with pytest.raises(_core.StatusError) as refused:
             running.submit(request("late", prompt(1, 5)))
         assert refused.value.code == _core.status_codes()["UNAVAILABLE"]
+
+
+def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it(weights):
+    """The reader stops at the first empty result after shutdown() was called, as the service's pump does."""
+    for attempt in range(20):
+        with engine(weights) as running:
+            keys = [running.submit(request(str(i), prompt(i, 60), stopping={"ignore_eos": True})) for i in range(20)]
+            results = {key: Result() for key in keys}
+            closing = threading.Event()
+
+            def pump(running=running, results=results, closing=closing):
+                while True:
+                    was_closing = closing.is_set()
+                    outputs = running.wait_outputs(1000)
+                    absorb(results, outputs)
+                    if was_closing and not outputs:
+                        return
+
+            reader = threading.Thread(target=pump)
+            reader.start()
+            time.sleep(0.001 * attempt)
+            closing.set()
+            running.shutdown()
+            reader.join()
+        assert [result.finals for result in results.values()] == [1] * 20
+
+
+def test_shutdown_does_not_need_a_reader(weights):
+    """More outputs than the outbox holds: the engine waits for a reader that never comes."""
+    with engine(weights, max_num_seqs=64, max_queued_requests=1024, max_choices=128) as running:
+        for number in range(12):
+            running.submit(
+                request(str(number), [3], sampling={"n": 128}, stopping={"max_tokens": 95, "ignore_eos": True})
+            )
+        deadline = time.monotonic() + 60
+        while (before := running.stats()).generation_tokens < 1 << 16:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        assert running.stats().steps <= before.steps + 2
+        assert running.stats().seconds_since_progress > 0.2
+        running.shutdown()
+        assert sum(output.final for output in running.wait_outputs(0)) == 12
+
+
+@pytest.mark.parametrize("good_steps", [0, 1, 5])
+def test_a_failed_device_ends_every_request_once_and_the_engine_for_good(weights, good_steps):
+    config = _core.EngineConfig(max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=16)
+    running = _testing.faulty_engine(weights, config, good_steps=good_steps)
+    internal, unavailable = (_core.status_codes()[name] for name in ("INTERNAL", "UNAVAILABLE"))
+    keys, refusals = [], []
+    for number in range(12):
+        sampling, stopping = {"n": 1 + number % 3}, {"max_tokens": 60, "ignore_eos": True}
+        try:
+            keys.append(running.submit(request(str(number), prompt(number, 30), sampling=sampling, stopping=stopping)))
+        except _core.StatusError as error:  # it failed before the last ones came
+            refusals.append(error.code)
+    results = collect(running, keys)
+    assert all(result.finals == 1 and result.error.code == internal for result in results.values())
+    assert not any(result.reasons for result in results.values())
+    with pytest.raises(_core.StatusError, match="the device is gone") as late:
+        running.submit(request("late", prompt(1, 5)))
+    assert late.value.code == unavailable
+    stats = running.stats()
+    assert not stats.healthy
+    assert "the device is gone" in stats.failure
+    assert (stats.running, stats.waiting, stats.seconds_since_progress) == (0, 0, 0.0)
+    assert stats.requests == {"INTERNAL": len(keys), "UNAVAILABLE": len(refusals) + 1}
+    assert set(refusals) <= {unavailable}
+    assert running.wait_outputs(0) == []
+    running.shutdown()
+    running.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,22 @@ def test_greedy_takes_the_largest_and_the_lower_id_on_a_tie():
     assert sample_one(logits, temperature=0.0)[0] == 7
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1.0, 3e38])
+@pytest.mark.parametrize("penalty", [1e-45, 1e-38, 3e38])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_extreme_values_still_draw_what_is_allowed(temperature, penalty, sign):
+    """The penalty alone would make every allowed logit infinite."""
+    logits = sign * (1 + np.abs(random_logits(3)[0]))
+    allowed = [4, 9, 30]
+    for seed in range(5):
+        token, _, finite = sample_one(
+            logits, temperature=temperature, repetition_penalty=penalty, allowed_token_ids=allowed, prompt=allowed,
+            forbidden=[9], seed=seed,
+        )  # fmt: skip
+        assert finite
+        assert token in (4, 30)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -10,7 +10,8 @@ void register_ops(pybind11::module_& module);     // CpuBackend, KvCache
 void register_sched(pybind11::module_& module);   // BlockPool, Scheduler
 void register_sample(pybind11::module_& module);  // Sampler
 void register_model(pybind11::module_& module);   // Decoder
-void register_bench(pybind11::module_& module);   // what the machine can do at most, and timed operations
+void register_faulty_engine(pybind11::module_& module);
+void register_bench(pybind11::module_& module);  // what the machine can do at most, and timed operations
 
 // Allocations in this module since it was loaded.
 long allocation_count();
