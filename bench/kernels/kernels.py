@@ -44,7 +44,7 @@ class Bench:
     def measure_peaks(self):
         self.bytes_per_s = float(np.quantile(_testing.read_bandwidths(self.threads, 256 << 20, 4 << 20, 640), 0.9))
         peaks = dict(_testing.compute_peaks(self.threads, 5))
-        isa = self.backend.description.split("(")[1].split(",")[0]
+        isa = self.backend.description.split("(")[1].split(",")[0].replace("amx", "avx512")
         self.flops_per_s = peaks["f32 (portable)" if isa == "scalar" else f"f32 fma ({isa})"]
         text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s"
         self.report.add(text, name="peaks", gb_per_s=self.bytes_per_s / 1e9, gflop_per_s=self.flops_per_s / 1e9)

@@ -76,6 +76,7 @@ class CpuBackend final : public Backend {
 
   void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
                  TensorView out) override {
+    LLMSRV_CHECK(kernels_.linear_scratch_bytes(in.cols) <= scratch_bytes(limits_));
     const LinearTask task{
         .in = in.f32_row(0),
         .in_stride = in.row_stride,
@@ -92,7 +93,7 @@ class CpuBackend final : public Backend {
     KernelTable::Linear* kernel = weight.format() == WeightFormat::kBf16 ? kernels_.linear_bf16 : kernels_.linear_f32;
     pool_.run([&](int member) {
       const ThreadPool::Range panels = pool_.share(weight.panels(), member);
-      kernel(task, panels.begin, panels.end);
+      kernel(task, panels.begin, panels.end, reinterpret_cast<std::uint8_t*>(scratch_of(member)));
     });
   }
 
@@ -142,8 +143,7 @@ class CpuBackend final : public Backend {
     std::int64_t total_cost = 0;
     for_items(task, shape.kv_heads, ranges, [&](const AttentionItem&, std::int64_t cost) { total_cost += cost; });
     pool_.run([&](int member) {
-      float* scratch =
-          reinterpret_cast<float*>(scratch_.data() + scratch_bytes(limits_) * static_cast<std::size_t>(member));
+      float* scratch = reinterpret_cast<float*>(scratch_of(member));
       std::int64_t cost_before = 0;
       for_items(task, shape.kv_heads, ranges, [&](const AttentionItem& item, std::int64_t cost) {
         // An item belongs to the member in whose share of the total cost its middle falls.
@@ -187,9 +187,13 @@ class CpuBackend final : public Backend {
 
   // Scratch of one thread: whole cache lines, so that threads never write to the same one.
   std::size_t scratch_bytes(const StepLimits& limits) const {
-    const std::size_t bytes =
+    const std::size_t attention =
         sizeof(float) * kernels_.attention_scratch_floats(limits.context_len, limits.shape.head_dim);
+    const std::size_t bytes = std::max(attention, kernels_.linear_scratch_bytes(limits.hidden_cols));
     return (bytes + 63) / 64 * 64;
+  }
+  std::byte* scratch_of(int member) const {
+    return scratch_.data() + scratch_bytes(limits_) * static_cast<std::size_t>(member);
   }
 
   static std::size_t kv_head_bytes(const HeadShape& shape, int block_size, DType dtype) {

@@ -1,5 +1,11 @@
 #include "cpp/cpu/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <vector>
@@ -9,6 +15,31 @@
 namespace llmsrv {
 namespace {
 
+#if defined(__x86_64__)
+constexpr unsigned kAmxTileBit = 24;  // of CPUID leaf 7's EDX, as the next one
+constexpr unsigned kAmxBf16Bit = 22;
+constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+
+// Tiles are a state of 8 KiB, which a process has to ask the kernel for.
+bool may_use_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx >> kAmxTileBit & 1u) == 0 || (edx >> kAmxBf16Bit & 1u) == 0) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+const cpu::KernelTable& amx_table() {
+  static const cpu::KernelTable table = [] {
+    cpu::KernelTable kernels = cpu::avx512::table;
+    kernels.linear_bf16 = cpu::amx::linear_bf16;
+    kernels.linear_scratch_bytes = cpu::amx::linear_scratch_bytes;
+    return kernels;
+  }();
+  return table;
+}
+#endif
+
 // Best first.
 std::vector<CpuIsa> runnable_isas() {
   std::vector<CpuIsa> isas;
@@ -16,6 +47,7 @@ std::vector<CpuIsa> runnable_isas() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (has_avx2 && has_avx512 && may_use_amx()) isas.push_back({"amx", &amx_table()});
   if (has_avx2 && has_avx512) isas.push_back({"avx512", &cpu::avx512::table});
   if (has_avx2) isas.push_back({"avx2", &cpu::avx2::table});
 #endif

@@ -214,13 +214,15 @@ void linear_tokens(const LinearTask& task, int first_panel, int end_panel, int f
 // Panels are the outer loop, and each is read from memory once per block of tokens: as many as stay in the second level
 // cache while all panels pass by.
 template <typename Pairs>
-void linear(const LinearTask& task, int first_panel, int end_panel) {
+void linear(const LinearTask& task, int first_panel, int end_panel, uint8_t*) {
   constexpr int kBlockFloats = 128 * 1024;
   const int tiles = max_of(kBlockFloats / task.cols / kTokenTile, 4);
   for (int first = 0; first < task.tokens; first += tiles * kTokenTile) {
     linear_tokens<Pairs>(task, first_panel, end_panel, first, min_of(first + tiles * kTokenTile, task.tokens));
   }
 }
+
+size_t linear_scratch_bytes(int) { return 0; }
 
 // --- rows -----------------------------------------------------------------------------------------------------------
 
@@ -627,6 +629,7 @@ const KernelTable table = {
     .query_tile = kQueryTile,
     .linear_bf16 = linear<Bf16Pairs<Vec>>,
     .linear_f32 = linear<F32Pairs<Vec>>,
+    .linear_scratch_bytes = linear_scratch_bytes,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
     .rotate = rotate,

@@ -54,10 +54,11 @@ struct AttentionItem {
 struct KernelTable {
   int query_tile;  // most queries of an AttentionItem
 
-  // Panels [first, end) of a matrix in the format of the name.
-  using Linear = void(const LinearTask& task, int first_panel, int end_panel);
+  // Panels [first, end) of a matrix in the format of the name. `scratch`: linear_scratch_bytes(task.cols), on a cache line
+  using Linear = void(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
   Linear* linear_bf16;
   Linear* linear_f32;
+  size_t (*linear_scratch_bytes)(int cols);
 
   // One row.
   void (*rms_norm)(const float* in, const float* weight, int cols, float eps, float* out);
@@ -88,5 +89,10 @@ extern const KernelTable table;
 namespace avx512 {
 extern const KernelTable table;
 }
+// The rest of AMX's table is AVX-512's.
+namespace amx {
+void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
+size_t linear_scratch_bytes(int cols);
+}  // namespace amx
 
 }  // namespace llmsrv::cpu

@@ -1,0 +1,228 @@
+// Linear layers on AMX tiles (TDPBF16PS), for bf16 weights. Everything else of this instruction set is AVX-512's.
+//
+// An activation is split into two bf16 numbers, x = hi + lo, exact to 2^-17 of x: products with bf16 weights are as good as
+// float's, at two tile operations each. A tile step multiplies 16 tokens x 32 columns with 32 columns x 16 output rows,
+// whose layout is the packed panel's own (16 lines of 64 bytes).
+//
+// Order of summation, the same for any number of tokens: per output one chain over steps of 32 columns, ascending; in a
+// step first hi, then lo. Tokens are rows of a tile, which do not see each other; missing ones are zero.
+//
+// Work of one call: panels [first, end) for all tokens. Tokens are split and stored as tiles in `scratch`, a block at a
+// time that stays in the second level cache; then each pair of panels passes over the block, so that four accumulators
+// hide the latency of a tile operation. Bytes moved: the panels once per block of tokens, scratch once per pair of panels.
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cpp/cpu/kernels.h"
+
+namespace llmsrv::cpu::amx {
+namespace {
+
+constexpr int kTileTokens = 16;
+constexpr int kStepCols = 32;
+constexpr int kPanelRows = 16;
+constexpr int kLineBytes = 64;
+constexpr size_t kTileBytes = 1024;
+constexpr size_t kBlockBytes = 512 * 1024;  // of split activations
+constexpr int kMinBlockTiles = 2;
+
+// Tile registers: accumulators c(token tile, panel) = 0..3, activations 4 and 5, weights 6 and 7. All are 16 x 64 bytes.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+int steps_for(int cols) { return (cols + kStepCols - 1) / kStepCols; }
+size_t token_tile_bytes(int cols) { return static_cast<size_t>(steps_for(cols)) * 2 * kTileBytes; }
+int block_tiles(int cols) {
+  const int fitting = static_cast<int>(kBlockBytes / token_tile_bytes(cols));
+  return fitting < kMinBlockTiles ? kMinBlockTiles : fitting;
+}
+
+// bf16 halves of 16 floats, in the low 16 bits of each word; rounds to nearest even.
+__m512i to_bf16_words(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_srli_epi32(_mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000)), 16);
+}
+
+// Splits 16 columns of one token. Infinity and NaN stand in hi alone.
+void split(__m512 x, uint8_t* hi, uint8_t* lo) {
+  const __m512i high_words = to_bf16_words(x);
+  const __m512 high = _mm512_castsi512_ps(_mm512_slli_epi32(high_words, 16));
+  const __m512 rest = _mm512_sub_ps(x, high);
+  const __mmask16 finite = _mm512_cmp_ps_mask(rest, rest, _CMP_ORD_Q);
+  const __m512i low_words = _mm512_maskz_mov_epi32(finite, to_bf16_words(rest));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(hi), _mm512_cvtepi32_epi16(high_words));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(lo), _mm512_cvtepi32_epi16(low_words));
+}
+
+// Tokens [first, first + tokens) as tiles: scratch[tile][step][hi, lo][token][32 columns].
+void split_tokens(const LinearTask& task, int first, int tokens, uint8_t* scratch) {
+  const int steps = steps_for(task.cols);
+  const int padded_tokens = (tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
+  for (int t = 0; t < padded_tokens; ++t) {
+    uint8_t* tile = scratch + token_tile_bytes(task.cols) * static_cast<size_t>(t / kTileTokens) +
+                    static_cast<size_t>(t % kTileTokens * kLineBytes);
+    const float* row = task.in + (first + (t < tokens ? t : 0)) * task.in_stride;
+    for (int step = 0; step < steps; ++step, tile += 2 * kTileBytes) {
+      for (int half = 0; half < 2; ++half) {
+        const int column = step * kStepCols + half * 16;
+        const int left = t < tokens ? task.cols - column : 0;
+        const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffffu : left > 0 ? (1u << left) - 1u : 0u);
+        split(_mm512_maskz_loadu_ps(mask, row + (left > 0 ? column : 0)), tile + half * 32, tile + kTileBytes + half * 32);
+      }
+    }
+  }
+}
+
+// Adds the bias, and what `out` holds already; writes only the tokens and rows that exist. sums: [16 tokens][16 rows]
+void finish(const LinearTask& task, const float* sums, int first_token, int tokens, int panel) {
+  const int column = panel * kPanelRows;
+  const int left = task.rows - column;
+  const auto mask = static_cast<__mmask16>(left >= kPanelRows ? 0xffffu : (1u << left) - 1u);
+  const __m512 bias = task.bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, task.bias + column);
+  for (int t = 0; t < tokens && t < kTileTokens; ++t) {
+    float* out = task.out + (first_token + t) * task.out_stride + column;
+    __m512 value = _mm512_load_ps(sums + t * kPanelRows);
+    if (task.bias != nullptr) value = _mm512_add_ps(value, bias);
+    if (task.add) value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
+    _mm512_mask_storeu_ps(out, mask, value);
+  }
+}
+
+// Accumulators, and what a missing second token tile or panel is replaced by: the first, whose result is dropped.
+struct Operands {
+  const uint8_t* tokens[2];  // split activations of two token tiles
+  const uint8_t* panels[2];
+};
+
+void multiply_step(const Operands& at) {
+  _tile_loadd(6, at.panels[0], kLineBytes);
+  _tile_loadd(7, at.panels[1], kLineBytes);
+  _tile_loadd(4, at.tokens[0], kLineBytes);
+  _tile_loadd(5, at.tokens[1], kLineBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+  _tile_loadd(4, at.tokens[0] + kTileBytes, kLineBytes);
+  _tile_loadd(5, at.tokens[1] + kTileBytes, kLineBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+// As multiply_step for one token tile: half of the tile operations.
+void multiply_step_one(const Operands& at) {
+  _tile_loadd(6, at.panels[0], kLineBytes);
+  _tile_loadd(7, at.panels[1], kLineBytes);
+  _tile_loadd(4, at.tokens[0], kLineBytes);
+  _tile_loadd(5, at.tokens[0] + kTileBytes, kLineBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(0, 5, 6);
+  _tile_dpbf16ps(1, 5, 7);
+}
+
+// Weights are read once, in order: each stream is fetched kAheadBytes ahead, and from the end of its panel on in the
+// panel that the next pair starts with. A prefetch of memory that is not ours does nothing.
+constexpr size_t kAheadBytes = 4096;
+void prefetch_step(const LinearTask& task, const uint8_t* panel, size_t offset) {
+  const size_t jump = offset + kAheadBytes < task.panel_bytes ? 0 : task.panel_bytes;
+  for (int line = 0; line < kStepCols / 2; ++line) {
+    _mm_prefetch(reinterpret_cast<const char*>(panel + kAheadBytes + jump + line * kLineBytes), _MM_HINT_T0);
+  }
+}
+
+// One or two token tiles times one or two panels. `cold`: the panels come from memory.
+void multiply(const LinearTask& task, const Operands& operands, bool two_tiles, bool cold, float* sums) {
+  const int whole_steps = task.cols / kStepCols;
+  Operands at = operands;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const auto advance = [&] {
+    for (int i = 0; i < 2; ++i) {
+      at.tokens[i] += 2 * kTileBytes;
+      at.panels[i] += kTileBytes;
+    }
+  };
+  for (int step = 0; step < whole_steps; ++step, advance()) {
+    if (cold) {
+      const size_t offset = static_cast<size_t>(step) * kTileBytes;
+      prefetch_step(task, at.panels[0], offset);
+      prefetch_step(task, at.panels[1], offset);
+    }
+    two_tiles ? multiply_step(at) : multiply_step_one(at);
+  }
+  if (task.cols % kStepCols != 0) {
+    // The panel ends inside this step: what lies behind it must not be read, nor multiplied.
+    alignas(64) uint8_t tail[2][kTileBytes] = {};
+    const size_t bytes = static_cast<size_t>((task.cols % kStepCols + 1) / 2) * kLineBytes;
+    for (int i = 0; i < 2; ++i) {
+      memcpy(tail[i], at.panels[i], bytes);
+      at.panels[i] = tail[i];
+    }
+    two_tiles ? multiply_step(at) : multiply_step_one(at);
+  }
+  _tile_stored(0, sums, kLineBytes);
+  _tile_stored(1, sums + 256, kLineBytes);
+  _tile_stored(2, sums + 512, kLineBytes);
+  _tile_stored(3, sums + 768, kLineBytes);
+}
+
+// All panels over one block of tokens, whose split activations are in scratch.
+void multiply_block(const LinearTask& task, int first_panel, int end_panel, int first_token, int tokens,
+                    const uint8_t* scratch) {
+  const int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  alignas(64) float sums[4 * kTileTokens * kPanelRows];
+  for (int panel = first_panel; panel < end_panel; panel += 2) {
+    const bool two_panels = panel + 1 < end_panel;
+    const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
+    for (int tile = 0; tile < tiles; tile += 2) {
+      const bool two_tiles = tile + 1 < tiles;
+      const uint8_t* activations = scratch + token_tile_bytes(task.cols) * static_cast<size_t>(tile);
+      const Operands operands{{activations, activations + (two_tiles ? token_tile_bytes(task.cols) : 0)},
+                              {weights, weights + (two_panels ? task.panel_bytes : 0)}};
+      multiply(task, operands, two_tiles, tile == 0, sums);
+      for (int i = 0; i < (two_tiles ? 2 : 1); ++i) {
+        const int token = first_token + (tile + i) * kTileTokens;
+        for (int p = 0; p < (two_panels ? 2 : 1); ++p) {
+          finish(task, sums + (2 * i + p) * 256, token, first_token + tokens - token, panel + p);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Never less for fewer columns: what is reserved for the widest matrix serves all.
+size_t linear_scratch_bytes(int cols) {
+  const size_t smallest_block = token_tile_bytes(cols) * kMinBlockTiles;
+  return smallest_block > kBlockBytes ? smallest_block : kBlockBytes;
+}
+
+void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  const int block_tokens = block_tiles(task.cols) * kTileTokens;
+  for (int first = 0; first < task.tokens; first += block_tokens) {
+    const int tokens = task.tokens - first < block_tokens ? task.tokens - first : block_tokens;
+    split_tokens(task, first, tokens, scratch);
+    multiply_block(task, first_panel, end_panel, first, tokens, scratch);
+  }
+  _tile_release();
+}
+
+}  // namespace llmsrv::cpu::amx
