@@ -319,11 +319,13 @@ def test_shutdown_ends_everything_as_aborted(weights):
         assert refused.value.code == _core.status_codes()["UNAVAILABLE"]
 
 
-def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it(weights):
+def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it():
     """The reader stops at the first empty result after shutdown() was called, as the service's pump does."""
-    for attempt in range(20):
-        with engine(weights) as running:
-            keys = [running.submit(request(str(i), prompt(i, 60), stopping={"ignore_eos": True})) for i in range(20)]
+    # Steps of some tens of milliseconds: shutdown() has to wait for one while the reader reads.
+    slow = tiny_weights(hidden_size=768, intermediate_size=3072)
+    for attempt in range(5):
+        with engine(slow, threads=1, max_num_batched_tokens=256) as running:
+            keys = [running.submit(request(str(i), prompt(i, 90), stopping={"ignore_eos": True})) for i in range(20)]
             results = {key: Result() for key in keys}
             closing = threading.Event()
 
