@@ -64,19 +64,26 @@ struct ThreadPool::State {
     epoch.fetch_add(1, std::memory_order_release);
     epoch.notify_all();
   }
+
+  void stop() {
+    order(nullptr);
+    for (std::thread& worker : workers) worker.join();
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
   LLMSRV_CHECK(threads >= 1);
-  for (int member = 1; member < threads; ++member) {
-    state_->workers.emplace_back([state = state_.get(), member] { state->work_until_stopped(member); });
+  try {
+    for (int member = 1; member < threads; ++member) {
+      state_->workers.emplace_back([state = state_.get(), member] { state->work_until_stopped(member); });
+    }
+  } catch (...) {  // the system has no more threads: those that run must end before their handles go
+    state_->stop();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->order(nullptr);
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->stop(); }
 
 void ThreadPool::run(TeamFunction work) {
   if (threads_ == 1) return work(0);

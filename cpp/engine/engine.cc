@@ -12,6 +12,7 @@
 #include "cpp/engine/pack.h"
 #include "cpp/engine/validate.h"
 #include "cpp/sample/logprobs.h"
+#include "cpp/sample/row_scan.h"
 
 namespace llmsrv {
 namespace {
@@ -124,7 +125,7 @@ void Engine::step() {
   const std::span<const Sampled> drawn = draw(plan);
   fail_unusable(plan, drawn);
   publish(scheduler_.commit(drawn_tokens_), drawn);
-  outbox_.push(outputs_);
+  send();
 }
 
 void Engine::apply_inbox() {
@@ -134,7 +135,7 @@ void Engine::apply_inbox() {
     const auto found = requests_.find(ending.key);
     if (found != requests_.end()) end_request(*found->second, ending.reason);
   }
-  outbox_.push(outputs_);
+  send();
 }
 
 // When begin() fails, what was not begun stays in the batch, and end_everything() goes on from there.
@@ -211,14 +212,24 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
     output.request = live.key;
     output.index = choice.index;
     output.prompt_logprobs.resize(static_cast<std::size_t>(count));
+    std::atomic<bool> finite{true};
     pool_.run([&](int member) {
       const ThreadPool::Range share = pool_.share(count, member);
       for (int i = share.begin; i < share.end; ++i) {
+        const std::span<const float> row(logits.f32_row(i), static_cast<std::size_t>(logits.cols));
+        if (!all_finite(row)) {
+          finite = false;
+          return;
+        }
         const TokenId token = (*live.prompt)[static_cast<std::size_t>(first + i)];
-        output.prompt_logprobs[static_cast<std::size_t>(i)] = token_logprob(
-            {logits.f32_row(i), static_cast<std::size_t>(logits.cols)}, token, live.request.output.top_logprobs);
+        output.prompt_logprobs[static_cast<std::size_t>(i)] =
+            token_logprob(row, token, live.request.output.top_logprobs);
       }
     });
+    if (!finite) {
+      live.unusable = true;  // fail_unusable() ends it: the plan still names its sequences
+      return;
+    }
     outputs_.push_back(std::move(output));
     live.prompt_logprobs_next += count;
   }
@@ -257,9 +268,10 @@ std::span<const Sampled> Engine::draw(const StepPlan& plan) {
 void Engine::fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn) {
   std::size_t row = 0;
   for (const PlannedRange& range : plan.ranges) {
-    if (!range.samples || drawn[row++].finite) continue;
+    const bool drawn_well = !range.samples || drawn[row++].finite;
     const auto found = choices_.find(range.sequence);
     if (found == choices_.end()) continue;  // another choice of the same request failed before
+    if (drawn_well && !found->second.live->unusable) continue;
     end_request(*found->second.live, Status(StatusCode::kInternal, "the model's output is not a finite number"));
   }
 }
@@ -332,25 +344,34 @@ void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
   inbox_.drain(batch_);
   begin_batch();
   while (!requests_.empty()) end_request(*requests_.begin()->second, how);
-  outbox_.push(outputs_);
   busy_ = false;
+  send();
+}
+
+// The statistics first: who has read an output finds its consequences in stats().
+void Engine::send() {
+  sample_scheduler();
+  outbox_.push(outputs_);
+}
+
+void Engine::sample_scheduler() {
+  // After a failure the scheduler still has what was taken from the engine.
+  const SchedulerStats scheduler = failed_ ? SchedulerStats{} : scheduler_.stats();
   const std::lock_guard lock(stats_mutex_);
-  stats_.running = 0;
-  stats_.waiting = 0;
+  stats_.running = scheduler.running;
+  stats_.waiting = scheduler.waiting;
   stats_.kv_blocks_held = scheduler_.pool().held_count();
 }
 
 void Engine::update_stats(const StepPlan& plan) {
   last_progress_s_ = monotonic_s();
   busy_ = !plan.empty();
+  sample_scheduler();
+  if (plan.empty()) return;
   const SchedulerStats scheduler = scheduler_.stats();
   const std::lock_guard lock(stats_mutex_);
-  stats_.running = scheduler.running;
-  stats_.waiting = scheduler.waiting;
   stats_.preemptions = scheduler.preemptions;
   stats_.recomputed_tokens = scheduler.recomputed_tokens;
-  stats_.kv_blocks_held = scheduler_.pool().held_count();
-  if (plan.empty()) return;
   ++stats_.steps;
   for (const PlannedRange& range : plan.ranges) {
     if (range.samples) ++stats_.generation_tokens;

@@ -86,7 +86,9 @@ class Engine {
   void end_choice(const Choice& choice, Output output);
   void end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how);
   void end_everything(const std::variant<FinishReason, Status>& how);
+  void send();
   void update_stats(const StepPlan& plan);
+  void sample_scheduler();
   void count_outcome(const std::string& outcome);
 
   // Constant after construction:

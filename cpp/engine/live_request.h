@@ -20,6 +20,7 @@ struct LiveRequest {
   std::vector<SequenceId> sequences;  // by choice; an ended one is gone from the scheduler
   int choices_left = 0;
   int prompt_logprobs_next = 1;  // next prompt position whose log-probability is due
+  bool unusable = false;         // a row of its prompt has no usable number: it is to be failed
   Usage usage;
   int preemptions = 0;
   double submitted_s = 0.0;

@@ -103,10 +103,9 @@ class Backend {
                          std::span<const std::int32_t> positions, std::span<const KvSlot> slots, const KvLayer& cache);
 
   // Causal attention of each row over its own sequence's cache, grouped queries:
-  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group],  j in [max(0, p - window + 1),
-  //   p],
-  // p the position of row t; without a window, j in [0, p].  qkv as above (only the queries are read),
-  // out: [tokens, heads * head_dim].
+  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group]
+  // for j from max(0, p - window + 1), or from 0 without a window, up to p, the position of row t.
+  // qkv as above (only the queries are read), out: [tokens, heads * head_dim].
   struct AttentionOptions {
     float scale = 1.0f;
     std::optional<int> window;  // tokens a row sees, itself included
@@ -114,8 +113,8 @@ class Backend {
   void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                        std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).   gate_up: [tokens, 2 F], out:
-  // [tokens, F].
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).
+  // gate_up: [tokens, 2 F], out: [tokens, F].
   void silu_mul(TensorView gate_up, TensorView out);
 
  private:

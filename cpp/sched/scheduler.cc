@@ -10,6 +10,8 @@ namespace {
 
 // Share of the pool that admission leaves free for running sequences to grow into.
 constexpr int kWatermarkDivisor = 100;
+// Outputs of ordinary length grow once, at admission: those who wait, which may be very many, hold no such memory.
+constexpr int kReservedOutputMax = 1024;
 
 }  // namespace
 
@@ -75,6 +77,7 @@ void Scheduler::admit() {
     if (needed + reserve > pool_.free_count()) return;
     sequence.blocks_ = std::move(*pool_.take(needed));
     sequence.state_ = SequenceState::kRunning;
+    sequence.output_.reserve(static_cast<std::size_t>(std::min(sequence.stop_rules().max_tokens, kReservedOutputMax)));
     waiting_.erase(waiting_.begin());
     running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, FcfsPolicy()), &sequence);
     plan_.admitted.push_back(sequence.id());

@@ -15,7 +15,7 @@ const char* finish_reason_name(FinishReason reason);
 
 struct Finish {
   FinishReason reason = FinishReason::kLength;
-  std::optional<TokenId> stop_token;  // set when reason is kStop
+  std::optional<TokenId> stop_token;  // set when a token stopped it; a stop string is the front end's
   bool stopped_by_eos = false;        // the stop token is the model's own end of sequence
 };
 

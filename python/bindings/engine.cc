@@ -39,7 +39,8 @@ void register_engine(py::module_& module) {
                [](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads, const std::string& isa) {
                  return std::make_unique<Engine>(std::move(weights), config, threads, isa);
                }),
-           release, py::arg("weights"), py::arg("config"), py::kw_only(), py::arg("threads"), py::arg("isa") = "")
+           release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
+           py::arg("isa") = "")
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
       .def(

@@ -41,6 +41,9 @@ void set_weight(Weights& weights, const std::string& name, const std::string& so
   const std::optional<SourceFormat> format = source_format_from_name(source_format);
   if (!format) throw std::invalid_argument("weight '" + name + "': unknown format '" + source_format + "'");
   const py::buffer_info info = data.request();
+  if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+    throw std::invalid_argument("weight '" + name + "': is not one C-contiguous piece of memory");
+  }
   const auto bytes = static_cast<std::size_t>(info.size) * static_cast<std::size_t>(info.itemsize);
   const std::span<const std::byte> span(static_cast<const std::byte*>(info.ptr), bytes);
   const py::gil_scoped_release release;

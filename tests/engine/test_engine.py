@@ -2,8 +2,11 @@
 
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,9 +176,9 @@ def test_all_violations_come_at_once(weights):
         }  # fmt: skip
 
 
-def test_a_model_that_yields_nan_fails_its_request_and_no_other():
-    """Token 50's embedding is NaN: only a prompt that holds it is hurt."""
-    spec = tiny_spec()
+def weights_with_a_nan_row(**changes):
+    """Token 50's embedding is NaN, and the head is another matrix: only a row that sees the token is hurt."""
+    spec = tiny_spec(tied_embeddings=False, **changes)
     weights = _core.Weights(spec, dtype="float32", threads=1)
     generator = np.random.default_rng(0)
     for name, shape in _core.expected_weights(spec).items():
@@ -183,12 +186,31 @@ def test_a_model_that_yields_nan_fails_its_request_and_no_other():
         if name == "embed":
             values[50] = np.nan
         weights.set(name, "f32", list(shape), values)
+    return weights
+
+
+def test_a_model_that_yields_nan_fails_its_request_and_no_other():
     good = request("good", [3, 4, 5], sampling={"allowed_token_ids": [3, 4, 5], "seed": 1}, stopping={"max_tokens": 20})
-    with engine(weights) as running:
-        # The tied head makes every row's logit of token 50 NaN: no row is usable, each request gets its own error.
-        results = run(running, [good, request("bad", [3, 50, 4], stopping={"max_tokens": 5})])
-        assert [result.finals for result in results] == [1, 1]
-        assert all(result.error.code == _core.status_codes()["INTERNAL"] for result in results)
+    bad = request("bad", [3, 50, 4], sampling={"n": 2}, stopping={"max_tokens": 5})
+    with engine(weights_with_a_nan_row()) as running:
+        (alone,) = run(running, [good])
+        beside, failed = run(running, [good, bad])
+        assert beside.token_ids == alone.token_ids
+        assert (failed.finals, failed.error.code) == (1, _core.status_codes()["INTERNAL"])
+        assert settled(running).healthy
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_prompt_row_without_a_number_fails_the_request_that_asked_for_it(n):
+    """The window hides the bad token from the last row: only the prompt's log-probabilities are hurt."""
+    tokens = [50, *prompt(1, 20)]
+    with engine(weights_with_a_nan_row(sliding_window=2), max_num_batched_tokens=8) as running:
+        asking = request("asking", tokens, sampling={"n": n}, stopping={"max_tokens": 5, "ignore_eos": True},
+                         output={"prompt_logprobs": True, "top_logprobs": 3})  # fmt: skip
+        silent = request("silent", tokens, stopping={"max_tokens": 5, "ignore_eos": True})
+        failed, fine = run(running, [asking, silent])
+        assert (failed.finals, failed.error.code) == (1, _core.status_codes()["INTERNAL"])
+        assert (fine.finals, fine.error) == (1, None)
         assert settled(running).healthy
 
 
@@ -226,7 +248,9 @@ def test_queued_tokens_are_limited(weights):
 
 def test_an_id_in_flight_is_refused_and_free_again_afterwards(weights):
     with engine(weights) as running:
-        key = running.submit(request("same", prompt(1, 5), stopping={"max_tokens": 60, "ignore_eos": True}))
+        key = running.submit(
+            request("same", prompt(1, 5), sampling={"n": 64}, stopping={"max_tokens": 60, "ignore_eos": True})
+        )
         with pytest.raises(_core.StatusError) as refused:
             running.submit(request("same", prompt(1, 5)))
         assert refused.value.code == _core.status_codes()["ALREADY_EXISTS"]
@@ -238,7 +262,10 @@ def test_an_id_in_flight_is_refused_and_free_again_afterwards(weights):
 def test_abort_in_every_phase_frees_the_blocks(weights, phase):
     options = {"max_num_seqs": 1, "max_num_batched_tokens": 2}
     with engine(weights, **options) as running:
-        blocker = running.submit(request("first", prompt(1, 60), stopping={"max_tokens": 30, "ignore_eos": True}))
+        # One choice after the other, so that it is still there when it is aborted.
+        blocker = running.submit(
+            request("first", prompt(1, 60), sampling={"n": 64}, stopping={"max_tokens": 30, "ignore_eos": True})
+        )
         key = blocker
         if phase == "queued":
             key = running.submit(request("second", prompt(2, 60)))
@@ -247,16 +274,18 @@ def test_abort_in_every_phase_frees_the_blocks(weights, phase):
                 pass
         assert running.abort(key)
         result = collect(running, [key] if phase != "queued" else [key, blocker])[key]
-        assert result.reasons == {0: "aborted"}
+        assert result.reasons[0 if phase == "queued" else 63] == "aborted"
         assert not running.abort(key)
         assert settled(running).requests["aborted"] == 1
 
 
 def test_a_stop_by_the_front_end_counts_as_stop(weights):
     with engine(weights) as running:
-        key = running.submit(request("a", prompt(1, 5), stopping={"max_tokens": 80, "ignore_eos": True}))
+        key = running.submit(
+            request("a", prompt(1, 5), sampling={"n": 64}, stopping={"max_tokens": 80, "ignore_eos": True})
+        )
         assert running.stop(key)
-        assert collect(running, [key])[key].reasons == {0: "stop"}
+        assert collect(running, [key])[key].reasons[63] == "stop"
         assert settled(running).requests == {"stop": 1}
 
 
@@ -290,11 +319,13 @@ def test_shutdown_ends_everything_as_aborted(weights):
         assert refused.value.code == _core.status_codes()["UNAVAILABLE"]
 
 
-def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it(weights):
+def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it():
     """The reader stops at the first empty result after shutdown() was called, as the service's pump does."""
-    for attempt in range(20):
-        with engine(weights) as running:
-            keys = [running.submit(request(str(i), prompt(i, 60), stopping={"ignore_eos": True})) for i in range(20)]
+    # Steps of some tens of milliseconds: shutdown() has to wait for one while the reader reads.
+    slow = tiny_weights(hidden_size=768, intermediate_size=3072)
+    for attempt in range(5):
+        with engine(slow, threads=1, max_num_batched_tokens=256) as running:
+            keys = [running.submit(request(str(i), prompt(i, 90), stopping={"ignore_eos": True})) for i in range(20)]
             results = {key: Result() for key in keys}
             closing = threading.Event()
 
@@ -313,6 +344,15 @@ def test_a_reader_gets_every_final_output_when_the_engine_shuts_down_under_it(we
             running.shutdown()
             reader.join()
         assert [result.finals for result in results.values()] == [1] * 20
+
+
+def test_who_has_read_the_final_output_finds_it_in_the_stats(weights):
+    with engine(weights) as running:
+        for number in range(50):
+            run(running, [request(str(number), prompt(1, 5), stopping={"max_tokens": 2, "ignore_eos": True})])
+            stats = running.stats()
+            assert (stats.running, stats.waiting, stats.kv_blocks_held) == (0, 0, 0)
+            assert stats.requests == {"length": number + 1}
 
 
 def test_shutdown_does_not_need_a_reader(weights):
@@ -375,6 +415,35 @@ def test_a_failed_device_ends_every_request_once_and_the_engine_for_good(weights
 def test_bad_configurations_are_refused_with_a_reason(weights, options, message):
     with pytest.raises(ValueError, match=message), engine(weights, **options):
         pass
+
+
+def test_weights_are_not_optional_and_have_no_gaps(weights):
+    with pytest.raises(TypeError):
+        _core.Engine(None, _core.EngineConfig(max_model_len=MAX_LEN), threads=1)
+    fresh = _core.Weights(tiny_spec(), dtype="float32", threads=1)
+    with pytest.raises(ValueError, match="contiguous"):
+        fresh.set("embed", "f32", [VOCAB, 48], np.zeros((48, VOCAB), np.float32).T)
+
+
+TOO_MANY_THREADS = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from harness import _core, tiny_spec
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+try:
+    _core.Weights(tiny_spec(), dtype="float32", threads=64)
+except RuntimeError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_system_without_more_threads_is_an_error_and_no_crash():
+    """64 stacks do not fit the address space that is left."""
+    run_alone = [sys.executable, "-c", TOO_MANY_THREADS, str(Path(__file__).parent)]
+    result = subprocess.run(run_alone, capture_output=True, text=True, check=False)
+    assert result.stdout.startswith("refused:"), result.stderr
 
 
 def test_missing_weights_are_listed():

@@ -98,9 +98,7 @@ def test_paths_named_in_notes_exist():
     for name in tracked_files():
         if not name.endswith("README.md"):
             continue
-        for path in re.findall(
-            r"`((?:cpp|python|protos|tests|bench|third_party|\.ci)/[\w./-]+)`", (ROOT / name).read_text()
-        ):
+        for path in NAMED_PATH.findall((ROOT / name).read_text()):
             if not (ROOT / path).exists():
                 wrong.append(f"{name}: {path}")
     assert not wrong, wrong
