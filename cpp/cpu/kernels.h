@@ -54,7 +54,8 @@ struct AttentionItem {
 struct KernelTable {
   int query_tile;  // most queries of an AttentionItem
 
-  // Panels [first, end) of a matrix in the format of the name. `scratch`: linear_scratch_bytes(task.cols), on a cache line
+  // Panels [first, end) of a matrix in the format of the name. `scratch`: linear_scratch_bytes(task.cols), on a cache
+  // line
   using Linear = void(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
   Linear* linear_bf16;
   Linear* linear_f32;

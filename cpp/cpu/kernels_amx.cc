@@ -1,15 +1,16 @@
 // Linear layers on AMX tiles (TDPBF16PS), for bf16 weights. Everything else of this instruction set is AVX-512's.
 //
-// An activation is split into two bf16 numbers, x = hi + lo, exact to 2^-17 of x: products with bf16 weights are as good as
-// float's, at two tile operations each. A tile step multiplies 16 tokens x 32 columns with 32 columns x 16 output rows,
-// whose layout is the packed panel's own (16 lines of 64 bytes).
+// An activation is split into two bf16 numbers, x = hi + lo, exact to 2^-17 of x: products with bf16 weights are as
+// good as float's, at two tile operations each. A tile step multiplies 16 tokens x 32 columns with 32 columns x 16
+// output rows, whose layout is the packed panel's own (16 lines of 64 bytes).
 //
 // Order of summation, the same for any number of tokens: per output one chain over steps of 32 columns, ascending; in a
 // step first hi, then lo. Tokens are rows of a tile, which do not see each other; missing ones are zero.
 //
 // Work of one call: panels [first, end) for all tokens. Tokens are split and stored as tiles in `scratch`, a block at a
 // time that stays in the second level cache; then each pair of panels passes over the block, so that four accumulators
-// hide the latency of a tile operation. Bytes moved: the panels once per block of tokens, scratch once per pair of panels.
+// hide the latency of a tile operation. Bytes moved: the panels once per block of tokens, scratch once per pair of
+// panels.
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,10 +26,11 @@ constexpr int kStepCols = 32;
 constexpr int kPanelRows = 16;
 constexpr int kLineBytes = 64;
 constexpr size_t kTileBytes = 1024;
+constexpr int kTileFloats = 256;
 constexpr size_t kBlockBytes = 512 * 1024;  // of split activations
 constexpr int kMinBlockTiles = 2;
 
-// Tile registers: accumulators c(token tile, panel) = 0..3, activations 4 and 5, weights 6 and 7. All are 16 x 64 bytes.
+// Tile registers: accumulators 0..3, activations 4 and 5, weights 6 and 7. All are 16 x 64 bytes.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -36,6 +38,9 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
+
+// The compiler does not know that tile instructions read memory: what was stored before must be there now.
+void finish_stores() { asm volatile("" ::: "memory"); }
 
 int steps_for(int cols) { return (cols + kStepCols - 1) / kStepCols; }
 size_t token_tile_bytes(int cols) { return static_cast<size_t>(steps_for(cols)) * 2 * kTileBytes; }
@@ -77,7 +82,8 @@ void split_tokens(const LinearTask& task, int first, int tokens, uint8_t* scratc
         const int column = step * kStepCols + half * 16;
         const int left = t < tokens ? task.cols - column : 0;
         const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffffu : left > 0 ? (1u << left) - 1u : 0u);
-        split(_mm512_maskz_loadu_ps(mask, row + (left > 0 ? column : 0)), tile + half * 32, tile + kTileBytes + half * 32);
+        split(_mm512_maskz_loadu_ps(mask, row + (left > 0 ? column : 0)), tile + half * 32,
+              tile + kTileBytes + half * 32);
       }
     }
   }
@@ -98,107 +104,142 @@ void finish(const LinearTask& task, const float* sums, int first_token, int toke
   }
 }
 
-// Accumulators, and what a missing second token tile or panel is replaced by: the first, whose result is dropped.
-struct Operands {
-  const uint8_t* tokens[2];  // split activations of two token tiles
-  const uint8_t* panels[2];
+// Four accumulators hide the latency of a tile operation. What is missing at an edge is replaced by the first of its
+// kind, and its result dropped.
+//
+// Two token tiles times two panels: accumulator 2 * tile + panel.
+struct TwoTiles {
+  static constexpr int kPanels = 2;
+  const uint8_t* tokens[2];
+  const uint8_t* panels[kPanels];
+
+  void multiply() const {
+    _tile_loadd(6, panels[0], kLineBytes);
+    _tile_loadd(7, panels[1], kLineBytes);
+    multiply_halves(0);
+    multiply_halves(kTileBytes);
+  }
+  void advance() {
+    tokens[0] += 2 * kTileBytes;
+    tokens[1] += 2 * kTileBytes;
+  }
+
+ private:
+  void multiply_halves(size_t half) const {
+    _tile_loadd(4, tokens[0] + half, kLineBytes);
+    _tile_loadd(5, tokens[1] + half, kLineBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
 };
 
-void multiply_step(const Operands& at) {
-  _tile_loadd(6, at.panels[0], kLineBytes);
-  _tile_loadd(7, at.panels[1], kLineBytes);
-  _tile_loadd(4, at.tokens[0], kLineBytes);
-  _tile_loadd(5, at.tokens[1], kLineBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-  _tile_loadd(4, at.tokens[0] + kTileBytes, kLineBytes);
-  _tile_loadd(5, at.tokens[1] + kTileBytes, kLineBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(2, 5, 6);
-  _tile_dpbf16ps(3, 5, 7);
-}
+// One token tile times four panels, for few tokens: accumulator = panel. Four streams of weights keep memory busy.
+struct OneTile {
+  static constexpr int kPanels = 4;
+  const uint8_t* tokens;
+  const uint8_t* panels[kPanels];
 
-// As multiply_step for one token tile: half of the tile operations.
-void multiply_step_one(const Operands& at) {
-  _tile_loadd(6, at.panels[0], kLineBytes);
-  _tile_loadd(7, at.panels[1], kLineBytes);
-  _tile_loadd(4, at.tokens[0], kLineBytes);
-  _tile_loadd(5, at.tokens[0] + kTileBytes, kLineBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 4, 7);
-  _tile_dpbf16ps(0, 5, 6);
-  _tile_dpbf16ps(1, 5, 7);
-}
+  void multiply() const {
+    _tile_loadd(4, tokens, kLineBytes);
+    _tile_loadd(5, tokens + kTileBytes, kLineBytes);
+    _tile_loadd(6, panels[0], kLineBytes);
+    _tile_loadd(7, panels[1], kLineBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(0, 5, 6);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(6, panels[2], kLineBytes);
+    _tile_loadd(7, panels[3], kLineBytes);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  void advance() { tokens += 2 * kTileBytes; }
+};
 
 // Weights are read once, in order: each stream is fetched kAheadBytes ahead, and from the end of its panel on in the
 // panel that the next pair starts with. A prefetch of memory that is not ours does nothing.
 constexpr size_t kAheadBytes = 4096;
-void prefetch_step(const LinearTask& task, const uint8_t* panel, size_t offset) {
-  const size_t jump = offset + kAheadBytes < task.panel_bytes ? 0 : task.panel_bytes;
+void prefetch_step(const uint8_t* panel, size_t offset, size_t panel_bytes, int panels) {
+  const size_t jump = offset + kAheadBytes < panel_bytes ? 0 : panel_bytes * static_cast<size_t>(panels - 1);
   for (int line = 0; line < kStepCols / 2; ++line) {
     _mm_prefetch(reinterpret_cast<const char*>(panel + kAheadBytes + jump + line * kLineBytes), _MM_HINT_T0);
   }
 }
 
-// One or two token tiles times one or two panels. `cold`: the panels come from memory.
-void multiply(const LinearTask& task, const Operands& operands, bool two_tiles, bool cold, float* sums) {
-  const int whole_steps = task.cols / kStepCols;
-  Operands at = operands;
+// All columns of one tile operation; sums: [accumulator][16 tokens][16 rows]. `cold`: the panels come from memory.
+template <typename Operands>
+void multiply(const LinearTask& task, Operands at, bool cold, float* sums) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  const auto advance = [&] {
-    for (int i = 0; i < 2; ++i) {
-      at.tokens[i] += 2 * kTileBytes;
-      at.panels[i] += kTileBytes;
+  const int whole_steps = task.cols / kStepCols;
+  for (int step = 0; step < whole_steps; ++step) {
+    for (const uint8_t* panel : at.panels) {
+      if (cold) prefetch_step(panel, static_cast<size_t>(step) * kTileBytes, task.panel_bytes, Operands::kPanels);
     }
-  };
-  for (int step = 0; step < whole_steps; ++step, advance()) {
-    if (cold) {
-      const size_t offset = static_cast<size_t>(step) * kTileBytes;
-      prefetch_step(task, at.panels[0], offset);
-      prefetch_step(task, at.panels[1], offset);
-    }
-    two_tiles ? multiply_step(at) : multiply_step_one(at);
+    at.multiply();
+    at.advance();
+    for (const uint8_t*& panel : at.panels) panel += kTileBytes;
   }
   if (task.cols % kStepCols != 0) {
     // The panel ends inside this step: what lies behind it must not be read, nor multiplied.
-    alignas(64) uint8_t tail[2][kTileBytes] = {};
+    alignas(64) uint8_t tail[Operands::kPanels][kTileBytes] = {};
     const size_t bytes = static_cast<size_t>((task.cols % kStepCols + 1) / 2) * kLineBytes;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Operands::kPanels; ++i) {
       memcpy(tail[i], at.panels[i], bytes);
       at.panels[i] = tail[i];
     }
-    two_tiles ? multiply_step(at) : multiply_step_one(at);
+    finish_stores();
+    at.multiply();
   }
   _tile_stored(0, sums, kLineBytes);
-  _tile_stored(1, sums + 256, kLineBytes);
-  _tile_stored(2, sums + 512, kLineBytes);
-  _tile_stored(3, sums + 768, kLineBytes);
+  _tile_stored(1, sums + kTileFloats, kLineBytes);
+  _tile_stored(2, sums + 2 * kTileFloats, kLineBytes);
+  _tile_stored(3, sums + 3 * kTileFloats, kLineBytes);
 }
 
-// All panels over one block of tokens, whose split activations are in scratch.
-void multiply_block(const LinearTask& task, int first_panel, int end_panel, int first_token, int tokens,
-                    const uint8_t* scratch) {
+// Points `panels` at the panels from `first` on, at most up to `end`. How many there are.
+template <int kPanels>
+int point_at_panels(const LinearTask& task, int first, int end, const uint8_t* (&panels)[kPanels]) {
+  const int count = end - first < kPanels ? end - first : kPanels;
+  for (int i = 0; i < kPanels; ++i) {
+    panels[i] = task.panels + task.panel_bytes * static_cast<size_t>(first + (i < count ? i : 0));
+  }
+  return count;
+}
+
+// Up to 16 tokens.
+void multiply_few(const LinearTask& task, int first_panel, int end_panel, int first_token, int tokens,
+                  const uint8_t* scratch, float* sums) {
+  OneTile operands{scratch, {}};
+  for (int panel = first_panel; panel < end_panel; panel += OneTile::kPanels) {
+    const int panels = point_at_panels(task, panel, end_panel, operands.panels);
+    multiply(task, operands, true, sums);
+    for (int p = 0; p < panels; ++p) finish(task, sums + p * kTileFloats, first_token, tokens, panel + p);
+  }
+}
+
+// Any number of tokens. Panels are the outer loop: each is read from memory once.
+void multiply_many(const LinearTask& task, int first_panel, int end_panel, int first_token, int tokens,
+                   const uint8_t* scratch, float* sums) {
   const int tiles = (tokens + kTileTokens - 1) / kTileTokens;
-  alignas(64) float sums[4 * kTileTokens * kPanelRows];
-  for (int panel = first_panel; panel < end_panel; panel += 2) {
-    const bool two_panels = panel + 1 < end_panel;
-    const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
+  TwoTiles operands{};
+  for (int panel = first_panel; panel < end_panel; panel += TwoTiles::kPanels) {
+    const int panels = point_at_panels(task, panel, end_panel, operands.panels);
     for (int tile = 0; tile < tiles; tile += 2) {
-      const bool two_tiles = tile + 1 < tiles;
-      const uint8_t* activations = scratch + token_tile_bytes(task.cols) * static_cast<size_t>(tile);
-      const Operands operands{{activations, activations + (two_tiles ? token_tile_bytes(task.cols) : 0)},
-                              {weights, weights + (two_panels ? task.panel_bytes : 0)}};
-      multiply(task, operands, two_tiles, tile == 0, sums);
-      for (int i = 0; i < (two_tiles ? 2 : 1); ++i) {
+      const int tiles_here = tile + 1 < tiles ? 2 : 1;
+      operands.tokens[0] = scratch + token_tile_bytes(task.cols) * static_cast<size_t>(tile);
+      operands.tokens[1] = operands.tokens[0] + (tiles_here > 1 ? token_tile_bytes(task.cols) : 0);
+      multiply(task, operands, tile == 0, sums);
+      for (int i = 0; i < tiles_here; ++i) {
         const int token = first_token + (tile + i) * kTileTokens;
-        for (int p = 0; p < (two_panels ? 2 : 1); ++p) {
-          finish(task, sums + (2 * i + p) * 256, token, first_token + tokens - token, panel + p);
+        for (int p = 0; p < panels; ++p) {
+          finish(task, sums + (2 * i + p) * kTileFloats, token, first_token + tokens - token, panel + p);
         }
       }
     }
@@ -215,12 +256,16 @@ size_t linear_scratch_bytes(int cols) {
 
 void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch) {
   const TileConfig config;
+  finish_stores();
   _tile_loadconfig(&config);
   const int block_tokens = block_tiles(task.cols) * kTileTokens;
+  alignas(64) float sums[4 * kTileFloats];
   for (int first = 0; first < task.tokens; first += block_tokens) {
     const int tokens = task.tokens - first < block_tokens ? task.tokens - first : block_tokens;
     split_tokens(task, first, tokens, scratch);
-    multiply_block(task, first_panel, end_panel, first, tokens, scratch);
+    finish_stores();
+    const auto multiply_block = tokens <= kTileTokens ? multiply_few : multiply_many;
+    multiply_block(task, first_panel, end_panel, first, tokens, scratch, sums);
   }
   _tile_release();
 }

@@ -35,3 +35,8 @@ def linear(backend, x, matrix, bias=None, before=None):
     edges[1:-1, 2:-3] = False
     assert (whole[edges] == guard).all(), "wrote outside of the result"
     return out.copy()
+
+
+def linear_operation(backend, dtype):
+    """Whose tolerance a linear layer has: AMX multiplies bf16 weights with activations split into two bf16 halves."""
+    return "linear, split activations" if "amx" in backend.description and dtype == "bf16" else "linear"
