@@ -30,13 +30,17 @@ constexpr int kTileFloats = 256;
 constexpr size_t kBlockBytes = 512 * 1024;  // of split activations
 constexpr int kMinBlockTiles = 2;
 
-// Tile registers: accumulators 0..3, activations 4 and 5, weights 6 and 7. All are 16 x 64 bytes.
+// Tile registers: accumulators 0..3, activations 4 and 5, weights 6 and 7. A row has 64 bytes; the weights have 16
+// rows, the others one per token.
 struct alignas(64) TileConfig {
+  explicit TileConfig(int tokens) {
+    for (int tile = 0; tile < 8; ++tile) rows[tile] = static_cast<uint8_t>(tile < 6 ? tokens : 16);
+  }
   uint8_t palette = 1;
   uint8_t start_row = 0;
   uint8_t reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  uint8_t rows[16] = {};
 };
 
 // The compiler does not know that tile instructions read memory: what was stored before must be there now.
@@ -69,10 +73,10 @@ void split(__m512 x, uint8_t* hi, uint8_t* lo) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(lo), _mm512_cvtepi32_epi16(low_words));
 }
 
-// Tokens [first, first + tokens) as tiles: scratch[tile][step][hi, lo][token][32 columns].
-void split_tokens(const LinearTask& task, int first, int tokens, uint8_t* scratch) {
+// Tokens [first, first + tokens) as tiles: scratch[tile][step][hi, lo][token][32 columns]. Those up to `padded_tokens`
+// are zero.
+void split_tokens(const LinearTask& task, int first, int tokens, int padded_tokens, uint8_t* scratch) {
   const int steps = steps_for(task.cols);
-  const int padded_tokens = (tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
   for (int t = 0; t < padded_tokens; ++t) {
     uint8_t* tile = scratch + token_tile_bytes(task.cols) * static_cast<size_t>(t / kTileTokens) +
                     static_cast<size_t>(t % kTileTokens * kLineBytes);
@@ -255,16 +259,17 @@ size_t linear_scratch_bytes(int cols) {
 }
 
 void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch) {
-  const TileConfig config;
-  finish_stores();
-  _tile_loadconfig(&config);
   const int block_tokens = block_tiles(task.cols) * kTileTokens;
   alignas(64) float sums[4 * kTileFloats];
   for (int first = 0; first < task.tokens; first += block_tokens) {
     const int tokens = task.tokens - first < block_tokens ? task.tokens - first : block_tokens;
-    split_tokens(task, first, tokens, scratch);
+    const bool few = tokens <= kTileTokens;
+    const int padded_tokens = few ? tokens : (tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
+    const TileConfig config(few ? tokens : kTileTokens);
+    split_tokens(task, first, tokens, padded_tokens, scratch);
     finish_stores();
-    const auto multiply_block = tokens <= kTileTokens ? multiply_few : multiply_many;
+    _tile_loadconfig(&config);
+    const auto multiply_block = few ? multiply_few : multiply_many;
     multiply_block(task, first_panel, end_panel, first, tokens, scratch, sums);
   }
   _tile_release();
