@@ -207,7 +207,9 @@ def test_a_prompt_row_without_a_number_fails_the_request_that_asked_for_it(n):
     with engine(weights_with_a_nan_row(sliding_window=2), max_num_batched_tokens=8) as running:
         asking = request("asking", tokens, sampling={"n": n}, stopping={"max_tokens": 5, "ignore_eos": True},
                          output={"prompt_logprobs": True, "top_logprobs": 3})  # fmt: skip
-        silent = request("silent", tokens, stopping={"max_tokens": 5, "ignore_eos": True})
+        # It must not draw the bad token itself.
+        silent = request("silent", tokens, sampling={"allowed_token_ids": [3, 4, 5]},
+                         stopping={"max_tokens": 5, "ignore_eos": True})  # fmt: skip
         failed, fine = run(running, [asking, silent])
         assert (failed.finals, failed.error.code) == (1, _core.status_codes()["INTERNAL"])
         assert (fine.finals, fine.error) == (1, None)
