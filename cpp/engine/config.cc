@@ -25,6 +25,7 @@ void check_config(const EngineConfig& config, const ModelSpec& spec) {
   require(config.max_queued_tokens >= 1, "max_queued_tokens must be at least 1");
   require(config.max_logprobs >= 0 && config.max_logprobs <= spec.vocab_size, "max_logprobs must be in 0..vocab_size");
   require(config.max_choices >= 1, "max_choices must be at least 1");
+  require(config.prefix_hash_bits >= 1 && config.prefix_hash_bits <= 128, "prefix_hash_bits must be in 1..128");
   for (const TokenId token : config.eos_token_ids) {
     require(token >= 0 && token < spec.vocab_size,
             "eos_token_ids: " + std::to_string(token) + " is not in the vocabulary");

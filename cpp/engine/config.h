@@ -22,6 +22,8 @@ struct EngineConfig {
   std::int64_t max_queued_tokens = 1 << 20;  // prompt tokens of those
   int max_logprobs = 20;                     // largest top_logprobs
   int max_choices = 128;                     // largest n
+  bool prefix_cache = true;                  // share computed prefixes between requests
+  int prefix_hash_bits = 128;                // of the prefix index; shorter only to test what collisions do
   std::vector<TokenId> eos_token_ids;        // the model's own
 };
 

@@ -33,7 +33,14 @@ const EngineConfig& checked(const EngineConfig& config, const Weights& weights) 
 }
 
 SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& plan) {
-  return {config.block_size, plan.kv_cache.blocks, config.max_num_seqs, config.max_num_batched_tokens};
+  SchedulerLimits limits;
+  limits.block_size = config.block_size;
+  limits.blocks = plan.kv_cache.blocks;
+  limits.max_sequences = config.max_num_seqs;
+  limits.max_step_tokens = config.max_num_batched_tokens;
+  limits.prefix_cache = config.prefix_cache;
+  limits.prefix_hash_bits = config.prefix_hash_bits;
+  return limits;
 }
 
 }  // namespace
@@ -86,6 +93,14 @@ std::vector<std::string> Engine::abort_all() {
   return ids;
 }
 
+int Engine::clear_prefix_cache() {
+  try {
+    return inbox_.clear_prefix_cache().get();
+  } catch (const std::future_error&) {  // the engine ended before it could answer
+    return 0;
+  }
+}
+
 void Engine::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
   // Closed first: what is accepted after the engine thread drained the inbox for the last time would never end.
@@ -131,6 +146,8 @@ void Engine::step() {
 void Engine::apply_inbox() {
   inbox_.drain(batch_);
   begin_batch();
+  for (std::promise<int>& answer : batch_.cache_clears) answer.set_value(scheduler_.clear_prefix_cache());
+  batch_.cache_clears.clear();
   for (const Ending& ending : batch_.endings) {
     const auto found = requests_.find(ending.key);
     if (found != requests_.end()) end_request(*found->second, ending.reason);
@@ -158,7 +175,7 @@ void Engine::begin(Submission submission) {
   live.choices_left = live.request.n;
 
   const StoppingParams& stopping = live.request.stopping;
-  StopRules rules;
+  StopRules& rules = live.stop_rules;
   rules.max_tokens = stopping.max_tokens.value_or(config_.max_model_len - live.usage.prompt_tokens);
   rules.min_tokens = stopping.min_tokens;
   rules.stop_token_ids = stopping.stop_token_ids;
@@ -173,7 +190,21 @@ void Engine::begin(Submission submission) {
   }
   requests_.emplace(live.key, std::move(owned));
   if (failed_) return;  // it is here only to be ended
-  for (const SequenceId id : live.sequences) scheduler_.add(std::make_unique<Sequence>(id, live.prompt, rules));
+  // The other choices follow the first one's first token: by then the prompt's blocks are there to be shared.
+  const bool shares = config_.prefix_cache && !live.request.bypass_prefix_cache;
+  add_choices(live, 0, shares ? 1 : live.request.n);
+}
+
+void Engine::add_choices(LiveRequest& live, int first, int end) {
+  CacheRules cache{live.request.cache_salt, !live.request.bypass_prefix_cache, !live.request.bypass_prefix_cache};
+  for (int index = first; index < end; ++index) {
+    // Log-probabilities of a prompt need all of its rows.
+    CacheRules rules = cache;
+    if (index == 0 && live.request.output.prompt_logprobs) rules.reads = false;
+    scheduler_.add(std::make_unique<Sequence>(live.sequences[static_cast<std::size_t>(index)], live.prompt,
+                                              live.stop_rules, std::move(rules)));
+  }
+  live.choices_added = end;
 }
 
 void Engine::note_plan(const StepPlan& plan) {
@@ -182,6 +213,7 @@ void Engine::note_plan(const StepPlan& plan) {
     LiveRequest& live = *choices_.at(id).live;
     if (live.admitted_s) continue;
     live.admitted_s = now_s;
+    live.usage.cached_prompt_tokens = scheduler_.sequence(id).cached_prompt_count();
     inbox_.leave_queue(live.usage.prompt_tokens);
   }
   for (const SequenceId id : plan.preempted) ++choices_.at(id).live->preemptions;
@@ -284,6 +316,7 @@ void Engine::publish(std::span<const CommittedToken> committed, std::span<const 
     LiveRequest& live = *choice.live;
     live.last_token_s = now_s;
     if (!live.first_token_s) live.first_token_s = now_s;
+    if (live.choices_added < live.request.n) add_choices(live, live.choices_added, live.request.n);
     ++live.usage.completion_tokens;
     Output output;
     output.request = live.key;
@@ -361,6 +394,7 @@ void Engine::sample_scheduler() {
   stats_.running = scheduler.running;
   stats_.waiting = scheduler.waiting;
   stats_.kv_blocks_held = scheduler_.pool().held_count();
+  stats_.kv_blocks_cached = scheduler_.pool().cached_count();
 }
 
 void Engine::update_stats(const StepPlan& plan) {
@@ -371,6 +405,8 @@ void Engine::update_stats(const StepPlan& plan) {
   const SchedulerStats scheduler = scheduler_.stats();
   const std::lock_guard lock(stats_mutex_);
   stats_.preemptions = scheduler.preemptions;
+  stats_.prefix_queries = scheduler.prefix_queries;
+  stats_.prefix_hits = scheduler.prefix_hits;
   stats_.recomputed_tokens = scheduler.recomputed_tokens;
   ++stats_.steps;
   for (const PlannedRange& range : plan.ranges) {

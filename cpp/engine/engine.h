@@ -63,6 +63,9 @@ class Engine {
   // Waits up to `timeout` for outputs and takes all of them; empty on time-out, or once it is shut down and drained.
   std::vector<Output> wait_outputs(std::chrono::milliseconds timeout) { return outbox_.take_all(timeout); }
 
+  // Forgets all cached prefixes at the next step, and waits for it. How many blocks became free.
+  int clear_prefix_cache();
+
   EngineStats stats() const;
   const MemoryPlan& plan() const { return plan_; }
   std::string device() const { return backend_->description(); }
@@ -77,6 +80,7 @@ class Engine {
   void apply_inbox();
   void begin_batch();
   void begin(Submission submission);
+  void add_choices(LiveRequest& live, int first, int end);
   void note_plan(const StepPlan& plan);
   void report_prompt_logprobs(const StepPlan& plan);
   void report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice);

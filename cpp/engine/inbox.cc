@@ -43,6 +43,19 @@ bool Inbox::end(RequestKey key, FinishReason reason) {
   return true;
 }
 
+std::future<int> Inbox::clear_prefix_cache() {
+  const std::lock_guard lock(mutex_);
+  std::promise<int> answer;
+  std::future<int> result = answer.get_future();
+  if (closed_) {
+    answer.set_value(0);
+  } else {
+    batch_.cache_clears.push_back(std::move(answer));
+    work_.notify_one();
+  }
+  return result;
+}
+
 std::optional<RequestKey> Inbox::find(const std::string& id) const {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(id);
@@ -63,13 +76,16 @@ void Inbox::close(Status reason) {
 void Inbox::drain(InboxBatch& batch) {
   batch.submissions.clear();
   batch.endings.clear();
+  batch.cache_clears.clear();
   const std::lock_guard lock(mutex_);
   std::swap(batch, batch_);
 }
 
 void Inbox::wait() {
   std::unique_lock lock(mutex_);
-  work_.wait(lock, [&] { return closed_ || !batch_.submissions.empty() || !batch_.endings.empty(); });
+  work_.wait(lock, [&] {
+    return closed_ || !batch_.submissions.empty() || !batch_.endings.empty() || !batch_.cache_clears.empty();
+  });
 }
 
 void Inbox::leave_queue(int prompt_tokens) {

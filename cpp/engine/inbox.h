@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -33,7 +34,8 @@ struct Ending {
 
 struct InboxBatch {
   std::vector<Submission> submissions;
-  std::vector<Ending> endings;  // of requests in flight; those of this batch included
+  std::vector<Ending> endings;                  // of requests in flight; those of this batch included
+  std::vector<std::promise<int>> cache_clears;  // each waits for the number of blocks that became free
 };
 
 class Inbox {
@@ -50,6 +52,8 @@ class Inbox {
 
   // Marks a request in flight to be ended; the first reason stays. False when it is not in flight.
   bool end(RequestKey key, FinishReason reason);
+  // Asks for an empty prefix cache. The answer is 0 when the inbox is closed.
+  std::future<int> clear_prefix_cache();
   std::optional<RequestKey> find(const std::string& id) const;
   std::vector<std::pair<std::string, RequestKey>> in_flight() const;
 

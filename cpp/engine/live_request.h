@@ -16,9 +16,11 @@ struct LiveRequest {
   Request request;  // its prompt was moved to `prompt`
   std::shared_ptr<const std::vector<TokenId>> prompt;
   std::uint64_t seed = 0;
-  std::vector<TokenId> stop_ids;      // every id that may end it: what min_tokens forbids
+  std::vector<TokenId> stop_ids;  // every id that may end it: what min_tokens forbids
+  StopRules stop_rules;
   std::vector<SequenceId> sequences;  // by choice; an ended one is gone from the scheduler
   int choices_left = 0;
+  int choices_added = 0;         // that the scheduler has got
   int prompt_logprobs_next = 1;  // next prompt position whose log-probability is due
   bool unusable = false;         // a row of its prompt has no usable number: it is to be failed
   Usage usage;

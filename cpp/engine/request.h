@@ -33,6 +33,8 @@ struct Request {
   int n = 1;                          // sequences to draw
   StoppingParams stopping;
   OutputOptions output;
+  std::string cache_salt;            // prefixes are shared only within one salt
+  bool bypass_prefix_cache = false;  // neither read nor fill the prefix cache
 };
 
 }  // namespace llmsrv

@@ -11,6 +11,7 @@ namespace llmsrv {
 namespace {
 
 constexpr std::size_t kRequestIdBytesMax = 256;
+constexpr std::size_t kCacheSaltBytesMax = 1024;
 constexpr std::size_t kStopStringsMax = 64;
 constexpr std::size_t kStopStringBytesMax = 1024;
 // All are compared with every generated token, and each sequence holds them.
@@ -44,6 +45,7 @@ class Checker {
 
   void check_prompt(const Request& request) {
     require(!request.id.empty() && request.id.size() <= kRequestIdBytesMax, "request_id", "must have 1 to 256 bytes");
+    require(request.cache_salt.size() <= kCacheSaltBytesMax, "cache_salt", "must have at most 1024 bytes");
     require(!request.prompt.empty(), "input", "the prompt is empty");
     in_vocabulary(request.prompt, "input.token_ids");
     const auto prompt_tokens = static_cast<std::int64_t>(request.prompt.size());

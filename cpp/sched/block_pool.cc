@@ -5,6 +5,11 @@
 #include "cpp/base/check.h"
 
 namespace llmsrv {
+namespace {
+
+constexpr int kQueues = 2;  // never found again; found again
+
+}  // namespace
 
 BlockList& BlockList::operator=(BlockList&& other) noexcept {
   if (this != &other) {
@@ -28,42 +33,122 @@ void BlockList::clear() {
   ids_.clear();
 }
 
-BlockPool::BlockPool(int total) : total_(total) {
+BlockPool::BlockPool(int total, PrefixIndex* index, EvictionOrder order) : total_(total), index_(index), order_(order) {
   LLMSRV_CHECK(total > 0);
   references_.assign(static_cast<std::size_t>(total), 0);
+  reused_.assign(static_cast<std::size_t>(total), false);
+  links_.resize(static_cast<std::size_t>(total + kQueues));
+  for (BlockId queue = total; queue < total + kQueues; ++queue) links(queue) = {queue, queue};
   free_.reserve(static_cast<std::size_t>(total));
   for (BlockId id = total; id-- > 0;) free_.push_back(id);
 }
 
 std::optional<BlockList> BlockPool::take(int count) {
   LLMSRV_CHECK(count > 0);
-  if (count > free_count()) return std::nullopt;
+  if (count > available_count()) return std::nullopt;
   BlockList list;
   list.pool_ = this;
   list.ids_.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
-    const BlockId id = free_.back();
-    free_.pop_back();
+    BlockId id;
+    if (free_.empty()) {
+      id = evict();
+    } else {
+      id = free_.back();
+      free_.pop_back();
+    }
     references_[static_cast<std::size_t>(id)] = 1;
+    reused_[static_cast<std::size_t>(id)] = false;
     list.ids_.push_back(id);
   }
   return list;
 }
 
+BlockList BlockPool::adopt(std::span<const BlockId> found) {
+  BlockList list;
+  list.pool_ = this;
+  for (const BlockId id : found) {
+    LLMSRV_CHECK(index_ != nullptr && index_->holds(id));
+    if (references_[static_cast<std::size_t>(id)]++ == 0) unlink(id);
+    reused_[static_cast<std::size_t>(id)] = true;
+    list.ids_.push_back(id);
+  }
+  return list;
+}
+
+int BlockPool::forget_all() {
+  const int cached_before = cached_count_;
+  while (cached_count_ > 0) free_.push_back(evict());
+  for (BlockId id = 0; index_ != nullptr && id < total_; ++id) {
+    if (index_->holds(id)) index_->erase(id);
+  }
+  return cached_before;
+}
+
 void BlockPool::give_back(BlockId id) {
-  std::int32_t& references = references_[static_cast<std::size_t>(id)];
-  if (--references == 0) free_.push_back(id);
+  if (--references_[static_cast<std::size_t>(id)] > 0) return;
+  if (index_ != nullptr && index_->holds(id)) {
+    enqueue(id);
+  } else {
+    free_.push_back(id);
+  }
+}
+
+BlockId BlockPool::queue_of(BlockId id) const {
+  const bool last_to_go = order_ == EvictionOrder::kOnceFirst && reused_[static_cast<std::size_t>(id)];
+  return total_ + (last_to_go ? 1 : 0);
+}
+
+void BlockPool::enqueue(BlockId id) {
+  const BlockId queue = queue_of(id);
+  const BlockId last = links(queue).previous;
+  links(id) = {last, queue};
+  links(last).next = id;
+  links(queue).previous = id;
+  ++cached_count_;
+}
+
+void BlockPool::unlink(BlockId id) {
+  links(links(id).previous).next = links(id).next;
+  links(links(id).next).previous = links(id).previous;
+  --cached_count_;
+}
+
+// Forgets the cached block that was least recently held, of the first queue that has one. REQUIRES: cached_count() > 0
+BlockId BlockPool::evict() {
+  LLMSRV_CHECK(cached_count_ > 0);
+  BlockId id = links(total_).next;
+  if (id == total_) id = links(total_ + 1).next;
+  unlink(id);
+  index_->erase(id);
+  return id;
 }
 
 void BlockPool::audit() const {
-  std::vector<bool> is_free(static_cast<std::size_t>(total_), false);
-  for (const BlockId id : free_) {
+  enum class Place { kNone, kFree, kCached };
+  std::vector<Place> places(static_cast<std::size_t>(total_), Place::kNone);
+  const auto put = [&](BlockId id, Place place) {
     LLMSRV_CHECK(id >= 0 && id < total_);
-    LLMSRV_CHECK(!is_free[static_cast<std::size_t>(id)]);
+    Place& current = places[static_cast<std::size_t>(id)];
+    LLMSRV_CHECK(current == Place::kNone);
     LLMSRV_CHECK(references_[static_cast<std::size_t>(id)] == 0);
-    is_free[static_cast<std::size_t>(id)] = true;
+    LLMSRV_CHECK((place == Place::kCached) == (index_ != nullptr && index_->holds(id)));
+    current = place;
+  };
+  for (const BlockId id : free_) put(id, Place::kFree);
+  int cached = 0;
+  for (BlockId queue = total_; queue < total_ + kQueues; ++queue) {
+    for (BlockId id = links_[static_cast<std::size_t>(queue)].next; id != queue;
+         id = links_[static_cast<std::size_t>(id)].next) {
+      put(id, Place::kCached);
+      LLMSRV_CHECK(queue_of(id) == queue);
+      ++cached;
+    }
   }
-  for (std::size_t id = 0; id < is_free.size(); ++id) LLMSRV_CHECK(is_free[id] || references_[id] >= 1);
+  LLMSRV_CHECK(cached == cached_count_);
+  for (std::size_t id = 0; id < places.size(); ++id) {
+    LLMSRV_CHECK(places[id] != Place::kNone || references_[id] >= 1);
+  }
 }
 
 }  // namespace llmsrv

@@ -1,13 +1,22 @@
-// Owns which KV blocks are free and which are held. Ids only: the memory belongs to the KV cache.
+// Owns which KV blocks are free, cached and held. Ids only: the memory belongs to the KV cache.
+//
+//   free ----take----> held ----last holder gone, not indexed----> free
+//                      ^  |
+//                 adopt|  |last holder gone, indexed
+//                      |  v
+//                     cached ----take, when nothing is free----> held (what it held is forgotten)
+//
 // Thread rule: engine thread only.
-// Invariants: free + held == total; a held id has references >= 1; no id is both.
+// Invariants: free + cached + held == total; a held id has references >= 1, the others none; a cached id is indexed.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cpp/base/types.h"
+#include "cpp/sched/prefix_index.h"
 
 namespace llmsrv {
 
@@ -37,28 +46,61 @@ class BlockList {
   std::vector<BlockId> ids_;
 };
 
+// Which cached block is forgotten first. Both orders take the least recently held first.
+enum class EvictionOrder {
+  kLru,        // among all
+  kOnceFirst,  // among those that were never found by the index, then among the others
+};
+
 class BlockPool {
  public:
-  // REQUIRES: total > 0
-  explicit BlockPool(int total);
+  // `index` outlives the pool. Null: no block is ever cached. REQUIRES: total > 0
+  explicit BlockPool(int total, PrefixIndex* index = nullptr, EvictionOrder order = EvictionOrder::kOnceFirst);
 
-  // `count` blocks, or nothing when fewer are free: all or none. REQUIRES: count > 0
+  // `count` blocks with no contents, or nothing when fewer are free or cached: all or none. Free ones go first, then
+  // cached ones, which the index forgets. REQUIRES: count > 0
   std::optional<BlockList> take(int count);
+
+  // Another hold on blocks that the index has found. REQUIRES: each is cached or held
+  BlockList adopt(std::span<const BlockId> found);
+
+  // Forgets what every block holds: cached ones become free, held ones will when their holders go. How many became
+  // free.
+  int forget_all();
 
   int total() const { return total_; }
   int free_count() const { return static_cast<int>(free_.size()); }
-  int held_count() const { return total_ - free_count(); }
+  int cached_count() const { return cached_count_; }
+  int held_count() const { return total_ - free_count() - cached_count(); }
+  // What take() can give.
+  int available_count() const { return free_count() + cached_count(); }
+  bool is_held(BlockId id) const { return references_[static_cast<std::size_t>(id)] > 0; }
 
   // Checks every invariant; throws InternalError. O(total): for tests and for an idle engine.
   void audit() const;
 
  private:
   friend class BlockList;
+  // Links of a cached block in its queue. Queues are rings through one entry of their own, after those of the blocks.
+  struct Links {
+    BlockId previous;
+    BlockId next;
+  };
+  Links& links(BlockId id) { return links_[static_cast<std::size_t>(id)]; }
+  BlockId queue_of(BlockId id) const;
   void give_back(BlockId id);
+  void enqueue(BlockId id);
+  void unlink(BlockId id);
+  BlockId evict();
 
-  int total_;
+  const int total_;
+  PrefixIndex* const index_;
+  const EvictionOrder order_;
   std::vector<BlockId> free_;             // a stack: the block that was freed last is the warmest
   std::vector<std::int32_t> references_;  // by id
+  std::vector<bool> reused_;              // by id: found by the index since it was indexed
+  std::vector<Links> links_;              // by id, then one per queue
+  int cached_count_ = 0;
 };
 
 }  // namespace llmsrv

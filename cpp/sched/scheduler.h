@@ -18,6 +18,7 @@
 #include "cpp/base/types.h"
 #include "cpp/sched/block_pool.h"
 #include "cpp/sched/policy.h"
+#include "cpp/sched/prefix_index.h"
 #include "cpp/sched/sequence.h"
 #include "cpp/sched/step_plan.h"
 
@@ -28,6 +29,9 @@ struct SchedulerLimits {
   int blocks = 0;
   int max_sequences = 64;     // running at once
   int max_step_tokens = 512;  // >= max_sequences, so that every decoding sequence and one prompt token always fit
+  bool prefix_cache = true;
+  int prefix_hash_bits = 128;
+  EvictionOrder eviction = EvictionOrder::kOnceFirst;
 };
 
 // What commit() tells of one sequence that drew a token.
@@ -42,7 +46,9 @@ struct SchedulerStats {
   int running = 0;
   int waiting = 0;
   std::uint64_t preemptions = 0;
-  std::uint64_t recomputed_tokens = 0;  // tokens whose keys and values were given up by preemptions
+  std::uint64_t recomputed_tokens = 0;  // computed before, given up by a preemption, and not found in the prefix cache
+  std::uint64_t prefix_queries = 0;     // tokens looked up in the prefix cache
+  std::uint64_t prefix_hits = 0;        // of these, found
 };
 
 class Scheduler {
@@ -50,7 +56,7 @@ class Scheduler {
   // REQUIRES: limits as their comments say; blocks > 0
   explicit Scheduler(const SchedulerLimits& limits);
 
-  // Adds a sequence that waits. REQUIRES: ids grow from call to call; prompt and max_tokens together fit the pool.
+  // Adds a sequence that waits. REQUIRES: a new id; prompt and max_tokens together fit the pool.
   void add(std::unique_ptr<Sequence> sequence);
 
   // Ends a sequence in any state and frees its blocks at once. False when it is not there.
@@ -63,6 +69,9 @@ class Scheduler {
   // was removed since the plan was made is passed over. Finished sequences are gone afterwards. The result is valid
   // until the next call.
   std::span<const CommittedToken> commit(std::span<const TokenId> tokens);
+
+  // Forgets all contents of blocks. How many blocks became free.
+  int clear_prefix_cache();
 
   // REQUIRES: the sequence is there.
   const Sequence& sequence(SequenceId id) const;
@@ -77,6 +86,9 @@ class Scheduler {
   void plan_decodes();
   void plan_prompts();
   void admit();
+  bool admit_one(Sequence& sequence);
+  void find_prefix(const Sequence& sequence);
+  void index_full_blocks(Sequence& sequence);
   bool grow_or_preempt(Sequence& sequence);
   void preempt(Sequence& victim);
   void plan_range(Sequence& sequence, int token_count);
@@ -86,14 +98,19 @@ class Scheduler {
 
   const SchedulerLimits limits_;
   const int watermark_blocks_;
+  PrefixIndex index_;
   BlockPool pool_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::set<Sequence*, FcfsPolicy> waiting_;  // PENDING and PREEMPTED
   std::vector<Sequence*> running_;           // in the policy's order
   StepPlan plan_;
   std::vector<CommittedToken> committed_;
+  std::vector<BlockId> found_;         // scratch of find_prefix: the leading blocks that the index knows
+  std::vector<TokenId> block_tokens_;  // scratch: [block_size]
   std::uint64_t preemptions_ = 0;
   std::uint64_t recomputed_tokens_ = 0;
+  std::uint64_t prefix_queries_ = 0;
+  std::uint64_t prefix_hits_ = 0;
 };
 
 }  // namespace llmsrv

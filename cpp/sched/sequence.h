@@ -9,25 +9,36 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cpp/base/types.h"
 #include "cpp/sched/block_pool.h"
+#include "cpp/sched/prefix_index.h"
 #include "cpp/sched/stop.h"
 
 namespace llmsrv {
 
 enum class SequenceState { kPending, kRunning, kPreempted, kFinished };
 
+// How a sequence uses the prefix cache.
+struct CacheRules {
+  std::string salt;   // only sequences with the same salt share blocks
+  bool reads = true;  // may start from blocks that others computed
+  bool fills = true;  // leaves its blocks for others
+};
+
 class Sequence {
  public:
   // `prompt` is shared by the choices of a request. REQUIRES: prompt is not empty; rules.max_tokens >= 1
-  Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules);
+  Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules, CacheRules cache = {});
 
   SequenceId id() const { return id_; }
   SequenceState state() const { return state_; }
   const StopRules& stop_rules() const { return stop_rules_; }
+  const CacheRules& cache_rules() const { return cache_rules_; }
 
   int prompt_count() const { return static_cast<int>(prompt_->size()); }
   int output_count() const { return static_cast<int>(output_.size()); }
@@ -44,6 +55,10 @@ class Sequence {
     return position < prompt_count() ? (*prompt_)[static_cast<std::size_t>(position)]
                                      : output_[static_cast<std::size_t>(position - prompt_count())];
   }
+  // Copies the tokens of positions [first, first + out.size()). REQUIRES: they exist
+  void copy_tokens(int first, std::span<TokenId> out) const;
+  // Prompt tokens that were in the prefix cache when the sequence was admitted for the first time.
+  int cached_prompt_count() const { return cached_prompt_count_; }
   const BlockList& blocks() const { return blocks_; }
   int preemption_count() const { return preemption_count_; }
 
@@ -53,11 +68,16 @@ class Sequence {
   SequenceId id_;
   std::shared_ptr<const std::vector<TokenId>> prompt_;
   StopRules stop_rules_;
+  CacheRules cache_rules_;
   std::vector<TokenId> output_;
   BlockList blocks_;
   SequenceState state_ = SequenceState::kPending;
   int computed_count_ = 0;
+  int lost_count_ = 0;  // tokens whose keys and values the last preemption gave up
   int preemption_count_ = 0;
+  int cached_prompt_count_ = 0;
+  int indexed_count_ = 0;             // leading blocks whose content the index knows
+  std::optional<ContentId> content_;  // of the last of those
 };
 
 }  // namespace llmsrv

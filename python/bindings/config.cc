@@ -13,8 +13,8 @@ namespace {
 
 EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, int max_num_batched_tokens,
                          std::size_t kv_cache_memory, const std::string& kv_cache_dtype, int max_queued_requests,
-                         std::int64_t max_queued_tokens, int max_logprobs, int max_choices,
-                         std::vector<TokenId> eos_token_ids) {
+                         std::int64_t max_queued_tokens, int max_logprobs, int max_choices, bool prefix_cache,
+                         int prefix_hash_bits, std::vector<TokenId> eos_token_ids) {
   return {max_model_len,
           block_size,
           max_num_seqs,
@@ -25,6 +25,8 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
           max_queued_tokens,
           max_logprobs,
           max_choices,
+          prefix_cache,
+          prefix_hash_bits,
           std::move(eos_token_ids)};
 }
 
@@ -47,7 +49,8 @@ void register_config(py::module_& module) {
            py::arg("kv_cache_dtype") = dtype_name(defaults.kv_cache_dtype),
            py::arg("max_queued_requests") = defaults.max_queued_requests,
            py::arg("max_queued_tokens") = defaults.max_queued_tokens, py::arg("max_logprobs") = defaults.max_logprobs,
-           py::arg("max_choices") = defaults.max_choices, py::arg("eos_token_ids") = defaults.eos_token_ids)
+           py::arg("max_choices") = defaults.max_choices, py::arg("prefix_cache") = defaults.prefix_cache,
+           py::arg("prefix_hash_bits") = defaults.prefix_hash_bits, py::arg("eos_token_ids") = defaults.eos_token_ids)
       .def_readonly("max_model_len", &EngineConfig::max_model_len)
       .def_readonly("block_size", &EngineConfig::block_size)
       .def_readonly("max_num_seqs", &EngineConfig::max_num_seqs)
@@ -59,6 +62,8 @@ void register_config(py::module_& module) {
       .def_readonly("max_queued_tokens", &EngineConfig::max_queued_tokens)
       .def_readonly("max_logprobs", &EngineConfig::max_logprobs)
       .def_readonly("max_choices", &EngineConfig::max_choices)
+      .def_readonly("prefix_cache", &EngineConfig::prefix_cache)
+      .def_readonly("prefix_hash_bits", &EngineConfig::prefix_hash_bits)
       .def_readonly("eos_token_ids", &EngineConfig::eos_token_ids);
 
   py::class_<MemoryPlan>(module, "MemoryPlan")

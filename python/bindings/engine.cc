@@ -51,6 +51,7 @@ void register_engine(py::module_& module) {
           py::arg("request"))
       .def("abort_id", &abort_id, py::arg("request_id"))
       .def("abort_all", &Engine::abort_all)
+      .def("clear_prefix_cache", &Engine::clear_prefix_cache, release)
       .def(
           "wait_outputs",
           [](Engine& engine, int timeout_ms) { return engine.wait_outputs(std::chrono::milliseconds(timeout_ms)); },

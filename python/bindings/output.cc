@@ -54,13 +54,18 @@ void register_output(py::module_& module) {
       .def_readonly("waiting", &EngineStats::waiting)
       .def_readonly("kv_blocks_total", &EngineStats::kv_blocks_total)
       .def_property_readonly("kv_blocks_free",
-                             [](const EngineStats& stats) { return stats.kv_blocks_total - stats.kv_blocks_held; })
+                             [](const EngineStats& stats) {
+                               return stats.kv_blocks_total - stats.kv_blocks_held - stats.kv_blocks_cached;
+                             })
+      .def_readonly("kv_blocks_cached", &EngineStats::kv_blocks_cached)
       .def_readonly("kv_blocks_held", &EngineStats::kv_blocks_held)
       .def_readonly("steps", &EngineStats::steps)
       .def_readonly("prompt_tokens", &EngineStats::prompt_tokens)
       .def_readonly("generation_tokens", &EngineStats::generation_tokens)
       .def_readonly("recomputed_tokens", &EngineStats::recomputed_tokens)
       .def_readonly("preemptions", &EngineStats::preemptions)
+      .def_readonly("prefix_queries", &EngineStats::prefix_queries)
+      .def_readonly("prefix_hits", &EngineStats::prefix_hits)
       .def_readonly("seconds_since_progress", &EngineStats::seconds_since_progress)
       .def_readonly("requests", &EngineStats::requests);
 }

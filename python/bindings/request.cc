@@ -24,14 +24,16 @@ struct PyRequest {
   PySamplingParams sampling;
   StoppingParams stopping;
   OutputOptions output;
+  std::string cache_salt;
+  bool bypass_prefix_cache = false;
 };
 
 }  // namespace
 
 Request to_request(const py::handle& object) {
   const auto& source = object.cast<const PyRequest&>();
-  return {source.id,         source.prompt,   source.sampling.params, source.sampling.seed,
-          source.sampling.n, source.stopping, source.output};
+  return {source.id,       source.prompt, source.sampling.params, source.sampling.seed,      source.sampling.n,
+          source.stopping, source.output, source.cache_salt,      source.bypass_prefix_cache};
 }
 
 void register_request(py::module_& module) {
@@ -86,7 +88,9 @@ void register_request(py::module_& module) {
       .def_readwrite("prompt", &PyRequest::prompt)
       .def_readwrite("sampling", &PyRequest::sampling)
       .def_readwrite("stopping", &PyRequest::stopping)
-      .def_readwrite("output", &PyRequest::output);
+      .def_readwrite("output", &PyRequest::output)
+      .def_readwrite("cache_salt", &PyRequest::cache_salt)
+      .def_readwrite("bypass_prefix_cache", &PyRequest::bypass_prefix_cache);
 }
 
 }  // namespace llmsrv::bindings

@@ -98,6 +98,8 @@ class EngineConfig:
         max_queued_tokens: int = 1048576,
         max_logprobs: int = 20,
         max_choices: int = 128,
+        prefix_cache: bool = True,
+        prefix_hash_bits: int = 128,
         eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     max_model_len: int
@@ -110,6 +112,8 @@ class EngineConfig:
     max_queued_tokens: int
     max_logprobs: int
     max_choices: int
+    prefix_cache: bool
+    prefix_hash_bits: int
     eos_token_ids: list[int]
 
 class MemoryPlan:
@@ -174,6 +178,8 @@ class Request:
     sampling: SamplingParams
     stopping: StoppingParams
     output: OutputOptions
+    cache_salt: str
+    bypass_prefix_cache: bool
 
 class TokenLogprob:
     """Log-probability of a token in the model's raw distribution; `top` holds (token id, logprob), likeliest first."""
@@ -232,11 +238,14 @@ class EngineStats:
     kv_blocks_total: int
     kv_blocks_free: int
     kv_blocks_held: int
+    kv_blocks_cached: int
     steps: int
     prompt_tokens: int
     generation_tokens: int
     recomputed_tokens: int
     preemptions: int
+    prefix_queries: int
+    prefix_hits: int
     seconds_since_progress: float
     requests: dict[str, int]  # by outcome: "stop", "length", "aborted", or a status code's name
 
@@ -256,6 +265,8 @@ class Engine:
         """The same, by the id that the client chose."""
     def abort_all(self) -> list[str]:
         """Ends everything in flight; the ids of what was."""
+    def clear_prefix_cache(self) -> int:
+        """Forgets all cached prefixes at the next step, without the GIL; how many blocks became free."""
     def wait_outputs(self, timeout_ms: int) -> list[Output]:
         """Waits, without the GIL, for outputs and takes all of them. An empty list means time-out or shutdown."""
     def stats(self) -> EngineStats: ...

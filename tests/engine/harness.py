@@ -83,6 +83,7 @@ class Result:
     finals: int = 0
     preemptions: int = 0
     usage: tuple = ()
+    cached: int = 0  # prompt tokens from the prefix cache
 
 
 def exact(logprob):
@@ -105,6 +106,7 @@ def absorb(results, outputs):
             result.finals += 1
             result.preemptions = output.timing.preemptions
             result.usage = (output.usage.prompt_tokens, output.usage.completion_tokens)
+            result.cached = output.usage.cached_prompt_tokens
 
 
 def collect(running, keys, timeout_s=60):

@@ -103,3 +103,55 @@ def test_same_seed_same_tokens_and_no_seed_other_tokens(weights):
         a, b, c, d = run(running, [draw("a", seed=1), draw("b", seed=1), draw("c"), draw("d")])
     assert a.token_ids == b.token_ids
     assert c.token_ids != d.token_ids
+
+
+def test_prefix_cache_cold_warm_half_warm_and_off(weights, alone):
+    """Whatever of the prompt others computed before, the request is the same bit for bit."""
+    half = [*prompt(102, 37)[:17], 5, 6, 7]
+    for options in ({}, {"prefix_cache": False}, {"max_num_batched_tokens": 8}, {"block_size": 8}):
+        with engine(weights, **options) as running:
+            before = request("half", half, stopping={"max_tokens": 2, "ignore_eos": True})
+            run(running, [before])
+            for name in ("half warm", "warm", "warm again"):
+                # Without log-probabilities of the prompt, which need all of its rows.
+                asking = probe(name, sampling=2)
+                asking.output.prompt_logprobs = False
+                result = run(running, [asking])[0]
+                assert result.token_ids == alone[2][0], (options, name)
+                assert result.logprobs == alone[2][1], (options, name)
+            assert (running.stats().prefix_hits > 0) == options.get("prefix_cache", True)
+
+
+def test_choices_share_the_prompt_and_are_what_they_are_without_sharing(weights):
+    def three(**fields):
+        made = request(
+            "n", prompt(1, 33), sampling={"n": 3, "seed": 5}, stopping={"max_tokens": 12, "ignore_eos": True}
+        )
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
+
+    with engine(weights) as running:
+        shared = run(running, [three()])[0]
+        assert running.stats().prefix_hits == 2 * 32  # the second and the third choice start after two full blocks
+        apart = run(running, [three(bypass_prefix_cache=True)])[0]
+        assert running.stats().prefix_hits == 2 * 32
+    assert shared.token_ids == apart.token_ids
+    assert len({tuple(tokens) for tokens in shared.token_ids.values()}) == 3
+
+
+def test_colliding_hashes_change_nothing(weights):
+    """With an 8-bit hash most prompts collide: a collision is a miss, never another's text."""
+    requests = [
+        request(
+            str(i), prompt(i % 40, 20 + i % 30), sampling={"seed": i}, stopping={"max_tokens": 3, "ignore_eos": True}
+        )
+        for i in range(300)
+    ]
+    results = []
+    for options in ({"prefix_cache": False}, {"prefix_hash_bits": 8}):
+        with engine(weights, **options, **pool_of(weights, blocks=120)) as running:
+            results.append([result.token_ids for result in run(running, requests)])
+            hits = running.stats().prefix_hits
+    assert hits > 0
+    assert results[0] == results[1]

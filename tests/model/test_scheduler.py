@@ -1,7 +1,8 @@
 """The scheduler against a naive twin that follows the written rules with plain lists.
 
 After each event all observables are compared and the scheduler audits itself: promises P1 (conservation), P2 (one
-ending), P5 (the oldest always advances), P7 (a removed sequence frees its blocks at once).
+ending), P5 (the oldest always advances), P7 (a removed sequence frees its blocks at once). Prompts are drawn from two
+tokens, so that they share prefixes all the time.
 """
 
 from dataclasses import dataclass, field
@@ -15,25 +16,95 @@ from llmsrv import _testing
 
 EOS = 0
 STOP = 1
+TOKENS = (7, 8)
 
 
-@dataclass
+@dataclass(eq=False)
+class TwinBlock:
+    holders: int = 0
+    content: tuple | None = None  # (salt, tokens from the start to the block's end), while it can be found
+    found_again: bool = False
+
+
+class TwinPool:
+    """Free blocks are all alike; cached ones wait in two queues: never found again, found again."""
+
+    def __init__(self, total, block_size):
+        self.block_size = block_size
+        self.free = [TwinBlock() for _ in range(total)]
+        self.queues = ([], [])
+        self.known = {}
+
+    @property
+    def cached(self):
+        return len(self.queues[0]) + len(self.queues[1])
+
+    @property
+    def available(self):
+        return len(self.free) + self.cached
+
+    def forget(self, block):
+        del self.known[block.content]
+        block.content = None
+
+    def take(self, count):
+        taken = []
+        for _ in range(count):
+            if self.free:
+                block = self.free.pop()
+            else:
+                block = (self.queues[0] or self.queues[1]).pop(0)
+                self.forget(block)
+            block.holders, block.found_again = 1, False
+            taken.append(block)
+        return taken
+
+    def adopt(self, block):
+        if block.holders == 0:
+            next(queue for queue in self.queues if block in queue).remove(block)
+        block.holders += 1
+        block.found_again = True
+
+    def give_back(self, blocks):
+        for block in reversed(blocks):
+            block.holders -= 1
+            if block.holders == 0 and block.content:
+                self.queues[block.found_again].append(block)
+            elif block.holders == 0:
+                self.free.append(block)
+
+    def clear(self):
+        cached = self.queues[0] + self.queues[1]
+        for block in list(self.known.values()):
+            self.forget(block)
+        self.queues = ([], [])
+        self.free += cached
+        return len(cached)
+
+
+@dataclass(eq=False)
 class TwinSequence:
     id: int
-    prompt: int
+    prompt: tuple
     max_tokens: int
     min_tokens: int
+    salt: str
+    reads: bool
+    fills: bool
     output: list[int] = field(default_factory=list)
     computed: int = 0
-    blocks: int = 0
+    lost: int = 0
+    blocks: list[TwinBlock] = field(default_factory=list)
+    indexed: int = 0
+    cleared: bool = False  # its leading blocks were forgotten: what follows them cannot be found either
 
     @property
     def tokens(self):
-        return self.prompt + len(self.output)
+        return self.prompt + tuple(self.output)
 
     @property
     def pending(self):
-        return self.tokens - self.computed
+        return len(self.tokens) - self.computed
 
     @property
     def decodes(self):
@@ -45,64 +116,91 @@ class Twin:
 
     def __init__(self, block_size, blocks, max_sequences, max_step_tokens):
         self.block_size = block_size
-        self.free = blocks
+        self.pool = TwinPool(blocks, block_size)
         self.watermark = max(1, blocks // 100)
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
         self.running: list[TwinSequence] = []
         self.waiting: list[TwinSequence] = []
         self.ranges: list[tuple[int, int, int, bool]] = []
-        self.recomputed = 0
+        self.recomputed = self.queries = self.hits = 0
 
     def blocks_for(self, tokens):
         return -(-tokens // self.block_size)
 
     def plan(self):
-        self.ranges, admitted, preempted = [], [], []
-        budget = self.max_step_tokens
-
-        def compute(sequence, count):
-            nonlocal budget
-            self.ranges.append((sequence.id, sequence.computed, count, count == sequence.pending))
-            budget -= count
-
+        self.ranges, self.admitted, self.preempted = [], [], []
+        self.budget = self.max_step_tokens
         for sequence in [s for s in self.running if s.decodes]:
-            if sequence not in self.running:
-                continue  # it was preempted by a more urgent one
-            missing = max(0, self.blocks_for(sequence.tokens) - sequence.blocks)
-            while self.free < missing and sequence in self.running:
-                victim = self.running.pop()
-                self.free += victim.blocks
-                self.recomputed += victim.computed
-                victim.blocks = victim.computed = 0
-                self.waiting.append(victim)
-                self.waiting.sort(key=lambda s: s.id)
-                preempted.append(victim.id)
-            if sequence in self.running:
-                self.free -= missing
-                sequence.blocks += missing
-                compute(sequence, 1)
+            if sequence in self.running and self.grow(sequence):
+                self.compute(sequence, 1)
         for sequence in self.running:
-            if not sequence.decodes and budget > 0:
-                compute(sequence, min(sequence.pending, budget))
-        while not preempted and self.waiting and budget > 0 and len(self.running) < self.max_sequences:
-            sequence = self.waiting[0]
-            needed = self.blocks_for(sequence.tokens)
-            if needed + (self.watermark if self.running else 0) > self.free:
+            if not sequence.decodes and self.budget > 0:
+                self.compute(sequence, min(sequence.pending, self.budget))
+        while not self.preempted and self.waiting and self.budget > 0 and len(self.running) < self.max_sequences:
+            if not self.admit(self.waiting[0]):
                 break
-            self.waiting.pop(0)
-            self.free -= needed
-            sequence.blocks = needed
-            self.running.append(sequence)
-            self.running.sort(key=lambda s: s.id)
-            admitted.append(sequence.id)
-            compute(sequence, min(sequence.pending, budget))
         return {
             "ranges": self.ranges,
-            "admitted": admitted,
-            "preempted": preempted,
-            "token_count": self.max_step_tokens - budget,
+            "admitted": self.admitted,
+            "preempted": self.preempted,
+            "token_count": self.max_step_tokens - self.budget,
         }
+
+    def compute(self, sequence, count):
+        self.ranges.append((sequence.id, sequence.computed, count, count == sequence.pending))
+        self.budget -= count
+
+    def grow(self, sequence):
+        missing = max(0, self.blocks_for(len(sequence.tokens)) - len(sequence.blocks))
+        while self.pool.available < missing:
+            victim = self.running.pop()
+            self.pool.give_back(victim.blocks)
+            victim.lost = victim.computed
+            victim.blocks, victim.computed, victim.indexed, victim.cleared = [], 0, 0, False
+            self.waiting.append(victim)
+            self.waiting.sort(key=lambda s: s.id)
+            self.preempted.append(victim.id)
+            if victim is sequence:
+                return False
+        sequence.blocks += self.pool.take(missing)
+        return True
+
+    def admit(self, sequence):
+        found = []
+        while sequence.reads and (end := (len(found) + 1) * self.block_size) < len(sequence.tokens):
+            block = self.pool.known.get((sequence.salt, sequence.tokens[:end]))
+            if block is None:
+                break
+            found.append(block)
+        needed = self.blocks_for(len(sequence.tokens)) - len(found)
+        room = self.pool.available - sum(block.holders == 0 for block in found)
+        if needed + (self.watermark if self.running else 0) > room:
+            return False
+        for block in found:
+            self.pool.adopt(block)
+        sequence.blocks = found + self.pool.take(needed)
+        sequence.indexed = len(found)
+        sequence.computed = len(found) * self.block_size
+        self.recomputed += max(0, sequence.lost - sequence.computed)
+        sequence.lost = 0
+        if sequence.reads:
+            self.queries += len(sequence.tokens)
+            self.hits += sequence.computed
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.id)
+        self.admitted.append(sequence.id)
+        self.compute(sequence, min(sequence.pending, self.budget))
+        return True
+
+    def index(self, sequence):
+        while sequence.fills and (end := (sequence.indexed + 1) * self.block_size) <= sequence.computed:
+            content = (sequence.salt, sequence.tokens[:end])
+            if not sequence.cleared and content not in self.pool.known:
+                self.pool.known[content] = sequence.blocks[sequence.indexed]
+                sequence.blocks[sequence.indexed].content = content
+            sequence.indexed += 1
 
     def commit(self, tokens):
         ended = []
@@ -113,6 +211,7 @@ class Twin:
             if sequence is None:
                 continue
             sequence.computed += count
+            self.index(sequence)
             if not samples:
                 continue
             sequence.output.append(token)
@@ -130,7 +229,7 @@ class Twin:
         for group in (self.running, self.waiting):
             for sequence in group:
                 if sequence.id == id:
-                    self.free += sequence.blocks
+                    self.pool.give_back(sequence.blocks)
                     group.remove(sequence)
                     return True
         return False
@@ -159,13 +258,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def add(self, data):
-        prompt = data.draw(st.integers(1, max(1, self.capacity - 1)))
-        max_tokens = data.draw(st.integers(1, self.capacity - prompt + 1))
+        length = data.draw(st.integers(1, max(1, self.capacity - 1)))
+        prompt = data.draw(st.sampled_from([[7] * length, [8] * length, [7, 8] * length]))[:length]
+        max_tokens = data.draw(st.integers(1, self.capacity - length + 1))
         min_tokens = data.draw(st.integers(0, max_tokens))
+        cache = {
+            "salt": data.draw(st.sampled_from(["", "", "a"])),
+            "reads": data.draw(st.sampled_from([True, True, False])),
+            "fills": data.draw(st.sampled_from([True, True, False])),
+        }
         id = self.scheduler.add(
-            [5] * prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=[STOP], eos_token_ids=[EOS]
+            prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=[STOP], eos_token_ids=[EOS], **cache
         )
-        self.twin.waiting.append(TwinSequence(id, prompt, max_tokens, min_tokens))
+        self.twin.waiting.append(TwinSequence(id, tuple(prompt), max_tokens, min_tokens, **cache))
         self.alive.add(id)
 
     @rule(data=st.data())
@@ -179,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if data.draw(st.integers(0, 9)) == 0 and plan["ranges"]:
             # Removed between plan and commit, as a request that failed in flight is.
             self.end(data.draw(st.sampled_from([id for id, *_ in plan["ranges"]])))
-        tokens = [data.draw(st.sampled_from([EOS, STOP, 7, 8, 9])) for *_, samples in plan["ranges"] if samples]
+        tokens = [data.draw(st.sampled_from([EOS, STOP, *TOKENS * 3])) for *_, samples in plan["ranges"] if samples]
         committed = self.scheduler.commit(tokens)
         assert committed == self.twin.commit(tokens)
         for id, _, _, reason in committed:
@@ -192,6 +297,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def remove(self, data):
         self.end(data.draw(st.sampled_from(sorted(self.alive))))
 
+    @precondition(lambda self: self.alive)
+    @rule()
+    def clear_prefix_cache(self):
+        for sequence in self.twin.running:
+            sequence.cleared |= sequence.indexed > 0
+        assert self.scheduler.clear_prefix_cache() == self.twin.pool.clear()
+
     def end(self, id):
         assert self.scheduler.remove(id)
         assert self.twin.remove(id)
@@ -202,14 +314,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def observables_agree(self):
         self.scheduler.audit()
-        assert self.scheduler.free_count == self.twin.free
+        pool = self.twin.pool
+        assert self.scheduler.free_count == len(pool.free)
+        assert self.scheduler.cached_count == pool.cached
+        assert self.scheduler.free_count + self.scheduler.cached_count + self.scheduler.held_count == self.total
         assert self.scheduler.running == len(self.twin.running)
         assert self.scheduler.waiting == len(self.twin.waiting)
         assert self.scheduler.recomputed_tokens == self.twin.recomputed
+        assert (self.scheduler.prefix_queries, self.scheduler.prefix_hits) == (self.twin.queries, self.twin.hits)
         assert self.scheduler.idle == (not self.alive)
         assert all(count == 1 for count in self.endings.values())
         if not self.alive:
-            assert self.scheduler.free_count == self.total
+            assert self.scheduler.held_count == 0
 
     def teardown(self):
         """Everything ends by itself: no livelock."""
@@ -219,11 +335,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.scheduler.commit([7 for *_, samples in plan["ranges"] if samples])
         assert self.scheduler.idle
-        assert self.scheduler.free_count == self.total
+        assert self.scheduler.held_count == 0
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 
 
 def run(scheduler, token=7):
@@ -232,11 +348,16 @@ def run(scheduler, token=7):
     return plan
 
 
+def run_to_the_end(scheduler):
+    while run(scheduler)["ranges"]:
+        pass
+
+
 def test_prefill_and_decode_share_a_step_and_decodes_go_first():
     scheduler = _testing.Scheduler(block_size=4, blocks=100, max_sequences=4, max_step_tokens=8)
     first = scheduler.add([5] * 4, max_tokens=10)
     assert run(scheduler)["ranges"] == [(first, 0, 4, True)]
-    second = scheduler.add([5] * 20, max_tokens=10)
+    second = scheduler.add([6] * 20, max_tokens=10)
     assert run(scheduler)["ranges"] == [(first, 4, 1, True), (second, 0, 7, False)]
     assert run(scheduler)["ranges"] == [(first, 5, 1, True), (second, 7, 7, False)]
     assert run(scheduler)["ranges"] == [(first, 6, 1, True), (second, 14, 6, True)]
@@ -245,7 +366,7 @@ def test_prefill_and_decode_share_a_step_and_decodes_go_first():
 def test_whole_prompt_is_reserved_before_admission():
     scheduler = _testing.Scheduler(block_size=4, blocks=5, max_sequences=4, max_step_tokens=4)
     scheduler.add([5] * 12, max_tokens=4)
-    scheduler.add([5] * 12, max_tokens=4)
+    scheduler.add([6] * 12, max_tokens=4)
     plan = run(scheduler)
     assert plan["admitted"] == [1]
     assert scheduler.free_count == 2
@@ -253,7 +374,7 @@ def test_whole_prompt_is_reserved_before_admission():
 
 
 def test_the_latest_gives_way_and_is_computed_again():
-    scheduler = _testing.Scheduler(block_size=2, blocks=4, max_sequences=2, max_step_tokens=8)
+    scheduler = _testing.Scheduler(block_size=2, blocks=4, max_sequences=2, max_step_tokens=8, prefix_cache=False)
     scheduler.add([5, 5], max_tokens=6)
     scheduler.add([5, 5], max_tokens=6)
     preempted = []
@@ -271,3 +392,48 @@ def test_a_sequence_that_can_never_fit_is_our_bug():
     scheduler = _testing.Scheduler(block_size=2, blocks=2, max_sequences=2, max_step_tokens=8)
     with pytest.raises(RuntimeError, match="check failed"):
         scheduler.add([5] * 4, max_tokens=2)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 8, 9, 20])
+def test_a_second_prompt_starts_after_its_full_blocks(length):
+    """floor((L - 1) / B) * B tokens come from the cache: the last token is always computed."""
+    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    prompt = list(range(10, 10 + length))
+    scheduler.add(prompt, max_tokens=2)
+    run_to_the_end(scheduler)
+    second = scheduler.add(prompt, max_tokens=2)
+    expected = (length - 1) // 4 * 4
+    assert scheduler.plan()["ranges"] == [(second, expected, length - expected, True)]
+    assert scheduler.cached_prompt_count(second) == expected
+
+
+def test_two_prompts_in_flight_share_their_blocks():
+    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    first = scheduler.add([5] * 13, max_tokens=20)
+    run(scheduler)
+    second = scheduler.add([5] * 13, max_tokens=20)
+    run(scheduler)
+    assert scheduler.blocks(first)[:3] == scheduler.blocks(second)[:3]
+    assert scheduler.blocks(first)[3] != scheduler.blocks(second)[3]
+
+
+def test_salts_keep_tenants_apart():
+    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    for salt, cached in [("a", 0), ("a", 12), ("b", 0), ("", 0), ("", 12), ("b", 12)]:
+        id = scheduler.add([5] * 13, max_tokens=1, salt=salt)
+        scheduler.plan()
+        assert scheduler.cached_prompt_count(id) == cached, salt
+        scheduler.commit([7])
+
+
+def test_bypassing_neither_reads_nor_fills():
+    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    scheduler.add([5] * 13, max_tokens=1, reads=False, fills=False)
+    run_to_the_end(scheduler)
+    assert scheduler.cached_count == 0
+    scheduler.add([5] * 13, max_tokens=1)
+    run_to_the_end(scheduler)
+    assert scheduler.cached_count == 3
+    id = scheduler.add([5] * 13, max_tokens=1, reads=False, fills=False)
+    scheduler.plan()
+    assert scheduler.cached_prompt_count(id) == 0
