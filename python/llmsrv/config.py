@@ -52,6 +52,8 @@ class EngineOptions:
     max_queued_tokens: int = _option("Most prompt tokens of waiting requests together.", 1048576)
     max_logprobs: int = _option("Most top_logprobs that a request may ask for.", 20)
     max_choices: int = _option("Most sequences (n) that a request may ask for.", 128)
+    prefix_cache: bool = _option("Share the keys and values of equal prompt beginnings between requests.", True)
+    prefix_hash_bits: int = _option("Bits of the prefix cache's hash. Fewer only test what collisions do.", 128)
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -48,6 +48,8 @@ CORE_FIELDS = (
     "max_queued_tokens",
     "max_logprobs",
     "max_choices",
+    "prefix_cache",
+    "prefix_hash_bits",
 )
 _DEFAULTED = tuple(each.name for each in fields(SamplingParams) if getattr(SERVER_DEFAULTS, each.name) is not None)
 
@@ -59,7 +61,13 @@ class Engine:
         self._core = core
 
     def build(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        bypass_prefix_cache: bool = False,
     ) -> "tuple[_core.Request, list[Violation]]":
         """A request in the core's own type, and what its integers could not hold (zero stands there instead).
 
@@ -74,6 +82,8 @@ class Engine:
         request.sampling = _sampling(params, narrow)
         request.stopping = _stopping(params, narrow)
         request.output = _output(params, narrow)
+        request.cache_salt = cache_salt
+        request.bypass_prefix_cache = bypass_prefix_cache
         return request, narrow.violations
 
     def validate(self, request: "_core.Request") -> list[Violation]:
@@ -104,6 +114,10 @@ class Engine:
     def abort_all(self) -> list[str]:
         """Ends everything; the ids of what was in flight."""
         return self._core.abort_all()
+
+    def clear_prefix_cache(self) -> int:
+        """Forgets all cached prefixes; waits for the engine's next step. How many blocks became free."""
+        return self._core.clear_prefix_cache()
 
     def wait_outputs(self, timeout_ms: int) -> "list[_core.Output]":
         """Waits for outputs, without the GIL, and takes all of them."""

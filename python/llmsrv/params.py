@@ -81,6 +81,8 @@ class GenerationRequest:
     model: str = ""  # empty: the served model
     request_id: str = ""  # empty: the service makes one
     truncate_prompt_tokens: int | None = None  # keep this many last tokens
+    cache_salt: str = ""  # computed prefixes are shared only within one salt
+    bypass_prefix_cache: bool = False  # neither read nor fill the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,10 @@ class GenerationService:
         """Ends every request early; the ids of those that were in flight."""
         return self._engine.abort_all()
 
+    async def clear_prefix_cache(self) -> int:
+        """Forgets all cached prefixes; how many blocks became free."""
+        return await self._loop.run_in_executor(self._book_worker, self._engine.clear_prefix_cache)
+
     def check_model(self, name: str) -> None:
         """Raises NOT_FOUND for a name that is not served. Empty means the served model."""
         if name and name != self.model.name:
@@ -296,7 +300,13 @@ class GenerationService:
             violations.append(Violation("stopping.stop_strings", "need output.text: they are found in the text"))
         # A prompt that could not be made is replaced by one token, so that the core checks all other fields.
         stand_in = prompt_ids or ((0,) if violations else ())
-        engine_request, too_wide = self._engine.build(request_id, stand_in, params)
+        engine_request, too_wide = self._engine.build(
+            request_id,
+            stand_in,
+            params,
+            cache_salt=request.cache_salt,
+            bypass_prefix_cache=request.bypass_prefix_cache,
+        )
         violations += [*too_wide, *self._engine.validate(engine_request)]
         if violations:
             raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))

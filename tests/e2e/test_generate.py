@@ -234,11 +234,27 @@ def test_what_is_not_implemented_says_so(daemon):
         lambda: list(daemon.inference.GenerateSession(iter([]))),
         lambda: list(daemon.admin.Drain(admin_pb2.DrainRequest())),
         lambda: daemon.admin.Resume(admin_pb2.ResumeRequest()),
-        lambda: daemon.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest()),
     ):
         error = refused(call)
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         assert details(error)["ErrorInfo"].reason == "RPC_NOT_IMPLEMENTED"
+
+
+def test_a_prompt_that_was_seen_starts_after_its_cached_blocks(daemon):
+    text = "Once upon a time there was a fox who wanted to learn to read. " * 4
+    asked = request(text=text, cache_salt="seen", max_tokens=8)
+    daemon.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest())
+    cold = daemon.inference.Generate(asked)
+    warm = daemon.inference.Generate(asked)
+    assert (cold.prompt.cached_token_count, cold.usage.cached_prompt_tokens) == (0, 0)
+    expected = (warm.prompt.token_count - 1) // 16 * 16
+    assert (warm.prompt.cached_token_count, warm.usage.cached_prompt_tokens) == (expected, expected)
+    assert warm.completions[0].text == cold.completions[0].text
+    stats = daemon.admin.GetStats(admin_pb2.GetStatsRequest()).stats
+    assert stats.prefix_cache_hits >= expected
+    assert stats.kv_blocks_cached >= expected // 16
+    assert daemon.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest()).blocks_freed >= expected // 16
+    assert daemon.inference.Generate(asked).usage.cached_prompt_tokens == 0
 
 
 def test_an_unknown_model_is_not_found(daemon):

@@ -90,8 +90,8 @@ class FakeEngine:
 
     # what the service calls
 
-    def build(self, request_id, prompt_ids, params):
-        return SimpleNamespace(id=request_id, prompt=list(prompt_ids), params=params), []
+    def build(self, request_id, prompt_ids, params, **cache):
+        return SimpleNamespace(id=request_id, prompt=list(prompt_ids), params=params, **cache), []
 
     def validate(self, request):
         violations = []
@@ -135,6 +135,9 @@ class FakeEngine:
             self._end("abort", key)
         return ids
 
+    def clear_prefix_cache(self):
+        return 3
+
     def wait_outputs(self, timeout_ms):
         with self.condition:
             self.condition.wait_for(lambda: self.outputs or self.stopped, timeout_ms / 1000)
@@ -149,6 +152,9 @@ class FakeEngine:
             waiting=0,
             kv_blocks_total=64,
             kv_blocks_held=len(self.live),
+            kv_blocks_cached=3,
+            prefix_queries=20,
+            prefix_hits=10,
             steps=0,
             prompt_tokens=0,
             generation_tokens=0,

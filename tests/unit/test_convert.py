@@ -61,7 +61,6 @@ HONOURED_GENERATE = {
     "output.prompt_logprobs",
     "output.skip_special_tokens",
     "truncate_prompt_tokens",
-    # There is no prefix cache yet: nothing is shared and nothing is filled.
     "cache_salt",
     "bypass_prefix_cache",
 }

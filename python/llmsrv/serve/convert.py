@@ -70,6 +70,8 @@ def generation_request(message: inference_pb2.GenerateRequest) -> GenerationRequ
         model=message.model,
         request_id=message.request_id,
         truncate_prompt_tokens=_optional(message, "truncate_prompt_tokens"),
+        cache_salt=message.cache_salt,
+        bypass_prefix_cache=message.bypass_prefix_cache,
     )
 
 

@@ -356,7 +356,8 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
 
     @_unary
     async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
-        raise _no_rpc("ClearPrefixCache")
+        convert.refuse_unknown(request)
+        return admin_pb2.ClearPrefixCacheResponse(blocks_freed=await self._server.service.clear_prefix_cache())
 
     def _stats(self) -> admin_pb2.EngineStats:
         service = self._server.service
@@ -368,9 +369,12 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             waiting=sample.waiting,
             kv_blocks_used=sample.kv_blocks_held,
             kv_blocks_total=sample.kv_blocks_total,
+            kv_blocks_cached=sample.kv_blocks_cached,
             steps=sample.steps,
             prompt_tokens=sample.prompt_tokens,
             generation_tokens=sample.generation_tokens,
+            prefix_cache_queries=sample.prefix_queries,
+            prefix_cache_hits=sample.prefix_hits,
             preemptions=sample.preemptions,
             requests=service.outcomes,
         )
