@@ -27,20 +27,24 @@ from llmsrv.params import (
 
 if TYPE_CHECKING:
     from llmsrv import _core
-    from llmsrv.text.detokenizer import IncrementalDetokenizer
+    from llmsrv.text.detokenizer import IncrementalDetokenizer, StopStrings
     from llmsrv.text.tokenizer import Tokenizer
 
 
 class SequenceText:
     """The growing text of one sequence, up to its first stop string. Stop strings count from token `min_tokens` on."""
 
-    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], params: SamplingParams, stops: "StopStrings"
+    ) -> None:
+        """`stops`: those of params, shared by the choices of a request."""
         self._tokenizer = tokenizer
         self._params = params
+        self._stops = stops
         self._ids = list(prompt_ids)  # grows only while stop strings do not count
-        self._early_left = max(params.min_tokens - 1, 0) if params.stop_strings else 0
+        self._early_left = max(params.min_tokens - 1, 0) if stops else 0
         self._tokens_before = 0  # of earlier detokenizers
-        self._detokenizer = self._make(() if self._early_left else params.stop_strings)
+        self._detokenizer = self._make(() if self._early_left else stops)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next tokens and gives the text that is certain by now."""
@@ -53,7 +57,7 @@ class SequenceText:
         self._tokens_before += len(early)
         if self._early_left:
             return text
-        self._detokenizer = self._make(self._params.stop_strings)
+        self._detokenizer = self._make(self._stops)
         return text + self._detokenizer.push(rest)
 
     def finish(self) -> str:
@@ -66,7 +70,7 @@ class SequenceText:
         matched, tokens = self._detokenizer.matched_stop, self._detokenizer.tokens_until_stop
         return None if matched is None or tokens is None else (matched, self._tokens_before + tokens)
 
-    def _make(self, stop_strings: Sequence[str]) -> "IncrementalDetokenizer":
+    def _make(self, stop_strings: "Sequence[str] | StopStrings") -> "IncrementalDetokenizer":
         from llmsrv.text.detokenizer import IncrementalDetokenizer
 
         return IncrementalDetokenizer(

@@ -315,7 +315,10 @@ class GenerationService:
     def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
         if not params.text:
             return [None] * params.n
-        return [SequenceText(self.model.tokenizer, prompt_ids, params) for _ in range(params.n)]
+        from llmsrv.text.detokenizer import StopStrings
+
+        stops = StopStrings(params.stop_strings)
+        return [SequenceText(self.model.tokenizer, prompt_ids, params, stops) for _ in range(params.n)]
 
     def _prompt_ids(self, prompt: Prompt, keep_last: int | None) -> Sequence[int]:
         """The prompt's tokens. What cannot fit however it is cut is refused before time and memory are spent on it."""

@@ -30,13 +30,14 @@ class IncrementalDetokenizer:
         prompt_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
-        stop_strings: Sequence[str] = (),
+        stop_strings: "Sequence[str] | StopStrings" = (),
         include_stop: bool = False,
     ) -> None:
-        """Raises ValueError if a stop string is empty."""
+        """`stop_strings` as StopStrings are shared by many generations. Raises ValueError if one is empty."""
         decoder = _ByteDecoder if tokenizer.decodes_by_bytes else _WindowDecoder
         self._decoder: _Decoder = decoder(tokenizer, prompt_ids, skip_special_tokens)
-        self._matcher = _StopMatcher(stop_strings) if stop_strings else None
+        stops = stop_strings if isinstance(stop_strings, StopStrings) else StopStrings(stop_strings)
+        self._matcher = _StopMatcher(stops) if stops else None
         self._include_stop = include_stop
         self._tokens_seen = 0
         self._matched_stop: str | None = None
@@ -185,14 +186,15 @@ class _WindowDecoder:
         return self._tokenizer.decode_opaque(ids, self._skip_special_tokens)
 
 
-class _StopMatcher:
-    """Finds the stop string that ends earliest, one character at a time, by the automaton of Aho and Corasick.
+class StopStrings:
+    """Stop strings as the automaton of Aho and Corasick (1975). Never changes once it is made: any thread may use it.
 
     A state is a text that begins some stop string: the longest such text that the input ends with. Its length is
     exactly how much must be held back, since any match still to come begins within it.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
+        """Raises ValueError if one is empty."""
         if not all(stop_strings):
             raise ValueError("stop: a stop string must not be empty")
         self._next: list[dict[str, int]] = [{}]  # per state: the longer beginnings
@@ -202,33 +204,20 @@ class _StopMatcher:
         for stop in stop_strings:
             self._insert(stop)
         self._link()
-        self._state = 0
-        self._held = ""  # invariant: as long as the state
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Takes text; gives what lies before any possible stop string, and the stop string that was completed.
+    def __bool__(self) -> bool:
+        return len(self._next) > 1
 
-        REQUIRES: no stop string was completed before.
-        """
-        for i, character in enumerate(text):
-            self._state = self._step(self._state, character)
-            stop = self._stop[self._state]
-            if stop is not None:
-                seen = self._held + text[: i + 1]
-                self._held = ""
-                return seen[: len(seen) - len(stop)], stop
-        seen = self._held + text
-        certain = len(seen) - self._depth[self._state]
-        self._held = seen[certain:]
-        return seen[:certain], None
+    def depth(self, state: int) -> int:
+        """How much text the state stands for."""
+        return self._depth[state]
 
-    def release(self) -> str:
-        """What is held, when no more text will come."""
-        held, self._held = self._held, ""
-        self._state = 0
-        return held
+    def stop(self, state: int) -> str | None:
+        """The longest stop string that the text ends with."""
+        return self._stop[state]
 
-    def _step(self, state: int, character: str) -> int:
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character; 0 is the state of no text."""
         while True:
             following = self._next[state].get(character)
             if following is not None:
@@ -260,6 +249,38 @@ class _StopMatcher:
                 if self._stop[state] is None:
                     self._stop[state] = self._stop[self._fallback[state]]
                 for character, following in self._next[state].items():
-                    self._fallback[following] = self._step(self._fallback[state], character)
+                    self._fallback[following] = self.step(self._fallback[state], character)
                     deeper.append(following)
             level = deeper
+
+
+class _StopMatcher:
+    """Finds the stop string that ends earliest, one character at a time."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._state = 0
+        self._held = ""  # invariant: as long as the state
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Takes text; gives what lies before any possible stop string, and the stop string that was completed.
+
+        REQUIRES: no stop string was completed before.
+        """
+        for i, character in enumerate(text):
+            self._state = self._stops.step(self._state, character)
+            stop = self._stops.stop(self._state)
+            if stop is not None:
+                seen = self._held + text[: i + 1]
+                self._held = ""
+                return seen[: len(seen) - len(stop)], stop
+        seen = self._held + text
+        certain = len(seen) - self._stops.depth(self._state)
+        self._held = seen[certain:]
+        return seen[:certain], None
+
+    def release(self) -> str:
+        """What is held, when no more text will come."""
+        held, self._held = self._held, ""
+        self._state = 0
+        return held
