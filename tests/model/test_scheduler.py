@@ -22,7 +22,8 @@ TOKENS = (7, 8)
 @dataclass(eq=False)
 class TwinBlock:
     holders: int = 0
-    content: tuple | None = None  # (salt, tokens from the start to the block's end), while it can be found
+    key: tuple | None = None  # (id of the content before it, its tokens, salt of a first block), while it can be found
+    content: int | None = None  # the id of what it ends; ids never come back
     found_again: bool = False
 
 
@@ -33,7 +34,8 @@ class TwinPool:
         self.block_size = block_size
         self.free = [TwinBlock() for _ in range(total)]
         self.queues = ([], [])
-        self.known = {}
+        self.known = {}  # key -> block
+        self.contents = 0
 
     @property
     def cached(self):
@@ -44,8 +46,8 @@ class TwinPool:
         return len(self.free) + self.cached
 
     def forget(self, block):
-        del self.known[block.content]
-        block.content = None
+        del self.known[block.key]
+        block.key = block.content = None
 
     def take(self, count):
         taken = []
@@ -59,6 +61,11 @@ class TwinPool:
             taken.append(block)
         return taken
 
+    def remember(self, key, block):
+        self.contents += 1
+        block.key, block.content = key, self.contents
+        self.known[key] = block
+
     def adopt(self, block):
         if block.holders == 0:
             next(queue for queue in self.queues if block in queue).remove(block)
@@ -68,7 +75,7 @@ class TwinPool:
     def give_back(self, blocks):
         for block in reversed(blocks):
             block.holders -= 1
-            if block.holders == 0 and block.content:
+            if block.holders == 0 and block.key:
                 self.queues[block.found_again].append(block)
             elif block.holders == 0:
                 self.free.append(block)
@@ -96,7 +103,7 @@ class TwinSequence:
     lost: int = 0
     blocks: list[TwinBlock] = field(default_factory=list)
     indexed: int = 0
-    cleared: bool = False  # its leading blocks were forgotten: what follows them cannot be found either
+    content: int | None = None  # of the last indexed block; None after a first one: it was forgotten, nothing follows
 
     @property
     def tokens(self):
@@ -157,7 +164,7 @@ class Twin:
             victim = self.running.pop()
             self.pool.give_back(victim.blocks)
             victim.lost = victim.computed
-            victim.blocks, victim.computed, victim.indexed, victim.cleared = [], 0, 0, False
+            victim.blocks, victim.computed, victim.indexed, victim.content = [], 0, 0, None
             self.waiting.append(victim)
             self.waiting.sort(key=lambda s: s.id)
             self.preempted.append(victim.id)
@@ -166,10 +173,15 @@ class Twin:
         sequence.blocks += self.pool.take(missing)
         return True
 
+    def key(self, sequence, index, parent):
+        tokens = sequence.tokens[index * self.block_size : (index + 1) * self.block_size]
+        return parent, tokens, sequence.salt if index == 0 else ""
+
     def admit(self, sequence):
         found = []
-        while sequence.reads and (end := (len(found) + 1) * self.block_size) < len(sequence.tokens):
-            block = self.pool.known.get((sequence.salt, sequence.tokens[:end]))
+        while sequence.reads and (len(found) + 1) * self.block_size < len(sequence.tokens):
+            parent = found[-1].content if found else None
+            block = self.pool.known.get(self.key(sequence, len(found), parent))
             if block is None:
                 break
             found.append(block)
@@ -181,6 +193,7 @@ class Twin:
             self.pool.adopt(block)
         sequence.blocks = found + self.pool.take(needed)
         sequence.indexed = len(found)
+        sequence.content = found[-1].content if found else None
         sequence.computed = len(found) * self.block_size
         self.recomputed += max(0, sequence.lost - sequence.computed)
         sequence.lost = 0
@@ -195,11 +208,13 @@ class Twin:
         return True
 
     def index(self, sequence):
-        while sequence.fills and (end := (sequence.indexed + 1) * self.block_size) <= sequence.computed:
-            content = (sequence.salt, sequence.tokens[:end])
-            if not sequence.cleared and content not in self.pool.known:
-                self.pool.known[content] = sequence.blocks[sequence.indexed]
-                sequence.blocks[sequence.indexed].content = content
+        while sequence.fills and (sequence.indexed + 1) * self.block_size <= sequence.computed:
+            if sequence.indexed > 0 and sequence.content is None:
+                return
+            key = self.key(sequence, sequence.indexed, sequence.content)
+            if key not in self.pool.known:
+                self.pool.remember(key, sequence.blocks[sequence.indexed])
+            sequence.content = self.pool.known[key].content
             sequence.indexed += 1
 
     def commit(self, tokens):
@@ -301,7 +316,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def clear_prefix_cache(self):
         for sequence in self.twin.running:
-            sequence.cleared |= sequence.indexed > 0
+            sequence.content = None
         assert self.scheduler.clear_prefix_cache() == self.twin.pool.clear()
 
     def end(self, id):
