@@ -8,7 +8,7 @@ import testing_module
 from hypothesis import settings
 
 # The machines that run this are shared: a slow example is not a failure. Every failure prints how to run it again.
-# CI draws the same examples each time, so that it judges the change and not its luck; elsewhere every run draws new ones.
+# CI draws the same examples each time: it judges the change, not its luck. Elsewhere every run draws new ones.
 settings.register_profile("llmsrv", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("llmsrv"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "llmsrv")
