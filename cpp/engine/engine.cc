@@ -146,7 +146,11 @@ void Engine::step() {
 void Engine::apply_inbox() {
   inbox_.drain(batch_);
   begin_batch();
-  for (std::promise<int>& answer : batch_.cache_clears) answer.set_value(scheduler_.clear_prefix_cache());
+  for (std::promise<int>& answer : batch_.cache_clears) {
+    const int freed = scheduler_.clear_prefix_cache();
+    sample_scheduler();  // who has the answer sees it in the stats too
+    answer.set_value(freed);
+  }
   batch_.cache_clears.clear();
   for (const Ending& ending : batch_.endings) {
     const auto found = requests_.find(ending.key);
