@@ -21,10 +21,6 @@ class AlignedBuffer {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return bytes_; }
-  template <typename T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
 
  private:
   std::byte* data_ = nullptr;

@@ -200,11 +200,11 @@ void Engine::begin(Submission submission) {
 }
 
 void Engine::add_choices(LiveRequest& live, int first, int end) {
-  CacheRules cache{live.request.cache_salt, !live.request.bypass_prefix_cache, !live.request.bypass_prefix_cache};
+  const bool uses_cache = !live.request.bypass_prefix_cache;
   for (int index = first; index < end; ++index) {
     // Log-probabilities of a prompt need all of its rows.
-    CacheRules rules = cache;
-    if (index == 0 && live.request.output.prompt_logprobs) rules.reads = false;
+    const bool reads = uses_cache && !(index == 0 && live.request.output.prompt_logprobs);
+    CacheRules rules{live.request.cache_salt, reads, uses_cache};
     scheduler_.add(std::make_unique<Sequence>(live.sequences[static_cast<std::size_t>(index)], live.prompt,
                                               live.stop_rules, std::move(rules)));
   }
@@ -392,11 +392,15 @@ void Engine::send() {
 }
 
 void Engine::sample_scheduler() {
-  // After a failure the scheduler still has what was taken from the engine.
-  const SchedulerStats scheduler = failed_ ? SchedulerStats{} : scheduler_.stats();
+  const SchedulerStats scheduler = scheduler_.stats();
   const std::lock_guard lock(stats_mutex_);
-  stats_.running = scheduler.running;
-  stats_.waiting = scheduler.waiting;
+  // After a failure the scheduler still has what was taken from the engine.
+  stats_.running = failed_ ? 0 : scheduler.running;
+  stats_.waiting = failed_ ? 0 : scheduler.waiting;
+  stats_.preemptions = scheduler.preemptions;
+  stats_.recomputed_tokens = scheduler.recomputed_tokens;
+  stats_.prefix_queries = scheduler.prefix_queries;
+  stats_.prefix_hits = scheduler.prefix_hits;
   stats_.kv_blocks_held = scheduler_.pool().held_count();
   stats_.kv_blocks_cached = scheduler_.pool().cached_count();
 }
@@ -406,12 +410,7 @@ void Engine::update_stats(const StepPlan& plan) {
   busy_ = !plan.empty();
   sample_scheduler();
   if (plan.empty()) return;
-  const SchedulerStats scheduler = scheduler_.stats();
   const std::lock_guard lock(stats_mutex_);
-  stats_.preemptions = scheduler.preemptions;
-  stats_.prefix_queries = scheduler.prefix_queries;
-  stats_.prefix_hits = scheduler.prefix_hits;
-  stats_.recomputed_tokens = scheduler.recomputed_tokens;
   ++stats_.steps;
   for (const PlannedRange& range : plan.ranges) {
     if (range.samples) ++stats_.generation_tokens;

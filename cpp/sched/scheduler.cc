@@ -154,7 +154,6 @@ bool Scheduler::grow_or_preempt(Sequence& sequence) {
 void Scheduler::preempt(Sequence& victim) {
   victim.lost_count_ = victim.computed_count_;
   ++preemptions_;
-  ++victim.preemption_count_;
   release(victim);
   victim.computed_count_ = 0;
   victim.indexed_count_ = 0;

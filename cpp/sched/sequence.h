@@ -60,7 +60,6 @@ class Sequence {
   // Prompt tokens that were in the prefix cache when the sequence was admitted for the first time.
   int cached_prompt_count() const { return cached_prompt_count_; }
   const BlockList& blocks() const { return blocks_; }
-  int preemption_count() const { return preemption_count_; }
 
  private:
   friend class Scheduler;
@@ -74,7 +73,6 @@ class Sequence {
   SequenceState state_ = SequenceState::kPending;
   int computed_count_ = 0;
   int lost_count_ = 0;  // tokens whose keys and values the last preemption gave up
-  int preemption_count_ = 0;
   int cached_prompt_count_ = 0;
   int indexed_count_ = 0;             // leading blocks whose content the index knows
   std::optional<ContentId> content_;  // of the last of those
