@@ -17,6 +17,7 @@ struct StoppingParams {
   std::vector<TokenId> stop_token_ids;
   std::vector<std::string> stop_strings;  // matched by the front end's detokenizer; here so that one gate checks all
   bool ignore_eos = false;
+  std::optional<double> time_limit_s;  // from submission; what is done by then is the result
 };
 
 struct OutputOptions {
@@ -35,6 +36,11 @@ struct Request {
   OutputOptions output;
   std::string cache_salt;            // prefixes are shared only within one salt
   bool bypass_prefix_cache = false;  // neither read nor fill the prefix cache
+  int priority = 0;                  // lower runs earlier, under the policy "priority"
+  std::string tenant;                // whose share of the tokens it takes, under the policy "fair"
+  // Seconds from submission.
+  std::optional<double> queue_timeout_s;  // longest wait for a place in a batch, then RESOURCE_EXHAUSTED
+  std::optional<double> deadline_s;       // afterwards nobody reads the answer: DEADLINE_EXCEEDED
 };
 
 }  // namespace llmsrv

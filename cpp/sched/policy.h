@@ -6,6 +6,9 @@
 
 namespace llmsrv {
 
+// The policies, by name.
+enum class SchedulingPolicy { kFcfs, kPriority, kFair };
+
 // First come, first served. Ids are given in order of arrival.
 struct FcfsPolicy {
   bool operator()(const Sequence* a, const Sequence* b) const { return a->id() < b->id(); }

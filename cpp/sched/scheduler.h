@@ -24,6 +24,9 @@
 
 namespace llmsrv {
 
+// How a sequence gives its blocks up: its keys and values move to the swap pool, or are computed again.
+enum class PreemptionMode { kAuto, kSwap, kRecompute };
+
 struct SchedulerLimits {
   int block_size = 16;
   int blocks = 0;

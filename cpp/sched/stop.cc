@@ -17,6 +17,8 @@ const char* finish_reason_name(FinishReason reason) {
       return "stop";
     case FinishReason::kLength:
       return "length";
+    case FinishReason::kTimeLimit:
+      return "time_limit";
     case FinishReason::kAborted:
       return "aborted";
   }

@@ -8,9 +8,9 @@
 
 namespace llmsrv {
 
-enum class FinishReason { kStop, kLength, kAborted };
+enum class FinishReason { kStop, kLength, kTimeLimit, kAborted };
 
-// The reason's name in outputs and statistics: "stop", "length" or "aborted".
+// The reason's name in outputs and statistics: "stop", "length", "time_limit" or "aborted".
 const char* finish_reason_name(FinishReason reason);
 
 struct Finish {

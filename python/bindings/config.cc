@@ -15,19 +15,21 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
                          std::size_t kv_cache_memory, const std::string& kv_cache_dtype, int max_queued_requests,
                          std::int64_t max_queued_tokens, int max_logprobs, int max_choices, bool prefix_cache,
                          int prefix_hash_bits, std::vector<TokenId> eos_token_ids) {
-  return {max_model_len,
-          block_size,
-          max_num_seqs,
-          max_num_batched_tokens,
-          kv_cache_memory,
-          parse_dtype(kv_cache_dtype, "kv_cache_dtype"),
-          max_queued_requests,
-          max_queued_tokens,
-          max_logprobs,
-          max_choices,
-          prefix_cache,
-          prefix_hash_bits,
-          std::move(eos_token_ids)};
+  EngineConfig config;
+  config.max_model_len = max_model_len;
+  config.block_size = block_size;
+  config.max_num_seqs = max_num_seqs;
+  config.max_num_batched_tokens = max_num_batched_tokens;
+  config.kv_cache_memory = kv_cache_memory;
+  config.kv_cache_dtype = parse_dtype(kv_cache_dtype, "kv_cache_dtype");
+  config.max_queued_requests = max_queued_requests;
+  config.max_queued_tokens = max_queued_tokens;
+  config.max_logprobs = max_logprobs;
+  config.max_choices = max_choices;
+  config.prefix_cache = prefix_cache;
+  config.prefix_hash_bits = prefix_hash_bits;
+  config.eos_token_ids = std::move(eos_token_ids);
+  return config;
 }
 
 MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads) {

@@ -32,8 +32,17 @@ struct PyRequest {
 
 Request to_request(const py::handle& object) {
   const auto& source = object.cast<const PyRequest&>();
-  return {source.id,       source.prompt, source.sampling.params, source.sampling.seed,      source.sampling.n,
-          source.stopping, source.output, source.cache_salt,      source.bypass_prefix_cache};
+  Request request;
+  request.id = source.id;
+  request.prompt = source.prompt;
+  request.sampling = source.sampling.params;
+  request.seed = source.sampling.seed;
+  request.n = source.sampling.n;
+  request.stopping = source.stopping;
+  request.output = source.output;
+  request.cache_salt = source.cache_salt;
+  request.bypass_prefix_cache = source.bypass_prefix_cache;
+  return request;
 }
 
 void register_request(py::module_& module) {
