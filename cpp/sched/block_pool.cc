@@ -124,6 +124,11 @@ BlockId BlockPool::evict() {
   return id;
 }
 
+std::size_t BlockPool::bytes() const {
+  return free_.capacity() * sizeof(BlockId) + references_.capacity() * sizeof(std::int32_t) + reused_.capacity() / 8 +
+         links_.capacity() * sizeof(Links);
+}
+
 void BlockPool::audit() const {
   enum class Place { kNone, kFree, kCached };
   std::vector<Place> places(static_cast<std::size_t>(total_), Place::kNone);

@@ -76,6 +76,9 @@ class BlockPool {
   int available_count() const { return free_count() + cached_count(); }
   bool is_held(BlockId id) const { return references_[static_cast<std::size_t>(id)] > 0; }
 
+  // The memory it owns: it does not depend on who holds what.
+  std::size_t bytes() const;
+
   // Checks every invariant; throws InternalError. O(total): for tests and for an idle engine.
   void audit() const;
 

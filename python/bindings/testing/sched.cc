@@ -74,6 +74,14 @@ void register_blocks(py::module_& module) {
              const std::string& salt) { return index.find(parent, tokens, salt); },
           py::arg("parent"), py::arg("tokens"), py::arg("salt") = "")
       .def(
+          "find_partial",
+          [](const PrefixIndex& index, std::optional<ContentId> parent, const std::vector<TokenId>& tokens,
+             const std::string& salt) {
+            const std::optional<PartialMatch> match = index.find_partial(parent, tokens, salt);
+            return match ? std::optional(std::pair(match->block, match->token_count)) : std::nullopt;
+          },
+          py::arg("parent"), py::arg("tokens"), py::arg("salt") = "")
+      .def(
           "insert",
           [](PrefixIndex& index, std::optional<ContentId> parent, const std::vector<TokenId>& tokens,
              const std::string& salt, BlockId block) { return index.insert(parent, tokens, salt, block); },
@@ -81,14 +89,17 @@ void register_blocks(py::module_& module) {
       .def("holds", &PrefixIndex::holds)
       .def("content", &PrefixIndex::content)
       .def("erase", &PrefixIndex::erase)
+      .def("bytes", &PrefixIndex::bytes)
       .def_property_readonly("size", &PrefixIndex::size);
 
   py::class_<BlockPool>(module, "BlockPool")
-      .def(py::init<int>())
+      .def(py::init<int, PrefixIndex*>(), py::arg("total"), py::arg("index") = nullptr, py::keep_alive<1, 3>())
       .def("take", &BlockPool::take, py::keep_alive<0, 1>())
       .def("audit", &BlockPool::audit)
+      .def("bytes", &BlockPool::bytes)
       .def_property_readonly("total", &BlockPool::total)
       .def_property_readonly("free_count", &BlockPool::free_count)
+      .def_property_readonly("cached_count", &BlockPool::cached_count)
       .def_property_readonly("held_count", &BlockPool::held_count);
 }
 
