@@ -204,9 +204,11 @@ void Engine::add_choices(LiveRequest& live, int first, int end) {
   for (int index = first; index < end; ++index) {
     // Log-probabilities of a prompt need all of its rows.
     const bool reads = uses_cache && !(index == 0 && live.request.output.prompt_logprobs);
-    CacheRules rules{live.request.cache_salt, reads, uses_cache};
+    CacheRules rules{live.request.cache_salt, reads, uses_cache, std::nullopt};
+    if (reads && index > 0) rules.sibling = live.sequences.front();
     scheduler_.add(std::make_unique<Sequence>(live.sequences[static_cast<std::size_t>(index)], live.prompt,
-                                              live.stop_rules, std::move(rules)));
+                                              live.stop_rules, std::move(rules),
+                                              Claim{live.request.priority, live.request.tenant}));
   }
   live.choices_added = end;
 }

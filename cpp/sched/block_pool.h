@@ -74,7 +74,8 @@ class BlockPool {
   int held_count() const { return total_ - free_count() - cached_count(); }
   // What take() can give.
   int available_count() const { return free_count() + cached_count(); }
-  bool is_held(BlockId id) const { return references_[static_cast<std::size_t>(id)] > 0; }
+  // How many lists hold the block.
+  int holders(BlockId id) const { return references_[static_cast<std::size_t>(id)]; }
 
   // The memory it owns: it does not depend on who holds what.
   std::size_t bytes() const;

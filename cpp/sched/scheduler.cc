@@ -1,6 +1,7 @@
 #include "cpp/sched/scheduler.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "cpp/base/check.h"
@@ -16,19 +17,23 @@ constexpr int kReservedOutputMax = 1024;
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits)
+    : Scheduler(limits, make_policy(limits.policy, limits.tenant_weights, limits.max_step_tokens)) {}
+
+Scheduler::Scheduler(const SchedulerLimits& limits, std::unique_ptr<Policy> policy)
     : limits_(limits),
       watermark_blocks_(std::max(1, limits.blocks / kWatermarkDivisor)),
       index_(limits.blocks, limits.block_size, limits.prefix_hash_bits),
       pool_(limits.blocks, &index_, limits.eviction),
+      policy_(std::move(policy)),
       block_tokens_(static_cast<std::size_t>(limits.block_size)) {
   LLMSRV_CHECK(limits_.block_size > 0);
   LLMSRV_CHECK(limits_.max_sequences > 0);
   LLMSRV_CHECK(limits_.max_step_tokens >= limits_.max_sequences);
+  if (limits_.swap_blocks > 0) swap_pool_.emplace(limits_.swap_blocks);
   const auto sequences = static_cast<std::size_t>(limits_.max_sequences);
   running_.reserve(sequences);
   plan_.ranges.reserve(sequences);
-  plan_.admitted.reserve(sequences);
-  plan_.preempted.reserve(sequences);
+  for (auto* ids : {&plan_.admitted, &plan_.resumed, &plan_.preempted, &plan_.swapped}) ids->reserve(sequences);
   committed_.reserve(sequences);
 }
 
@@ -37,92 +42,205 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   Sequence* const added = sequence.get();
   const bool inserted = sequences_.emplace(added->id(), std::move(sequence)).second;
   LLMSRV_CHECK(inserted);
-  waiting_.insert(added);
+  policy_->enter(*added);
+  policy_->push(*added);
 }
 
 bool Scheduler::remove(SequenceId id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) return false;
-  release(*found->second);
+  Sequence& sequence = *found->second;
+  if (sequence.state_ == SequenceState::kRunning) {
+    stop_running(sequence);
+  } else {
+    policy_->erase(sequence);
+    counters_.swapped -= sequence.state_ == SequenceState::kSwapped;
+  }
+  policy_->leave(sequence);
   sequences_.erase(found);
   return true;
 }
 
 const StepPlan& Scheduler::plan() {
   plan_.clear();
+  order_running();
+  make_way();
   plan_decodes();
   plan_prompts();
-  // Room that a preemption just made belongs to those who run.
-  if (plan_.preempted.empty()) admit();
   return plan_;
+}
+
+void Scheduler::order_running() {
+  policy_->begin_step(running_);
+  const auto before = [&](const Sequence* a, const Sequence* b) { return policy_->before(*a, *b); };
+  if (!std::is_sorted(running_.begin(), running_.end(), before)) std::sort(running_.begin(), running_.end(), before);
+}
+
+// The first in the queue takes the places of running sequences that it outranks. It is admitted before they can grow:
+// the most urgent sequence advances in every step (P5).
+void Scheduler::make_way() {
+  Sequence* const head = policy_->next();
+  if (head == nullptr || running_.empty() || !policy_->outranks(*head, *running_.back())) return;
+  find_prefix(*head);
+  if (!can_make_way(*head)) return;
+  while (!has_place() || !has_room(*head, growth_blocks())) preempt(*running_.back());
+  admit(*head);
+}
+
+// Whether the sequences that `head` outranks hold enough. A block that two of them share is not counted, so this may
+// miss a case; but never that of the most urgent sequence, which outranks all others or goes before nobody's class.
+bool Scheduler::can_make_way(const Sequence& head) const {
+  int yielding = 0;
+  int room = pool_.available_count() - blocks_for(head.token_count()) - growth_blocks();
+  for (auto victim = running_.rbegin(); victim != running_.rend() && policy_->outranks(head, **victim); ++victim) {
+    ++yielding;
+    const BlockList& blocks = (*victim)->blocks();
+    room += static_cast<int>(std::count_if(blocks.data(), blocks.data() + blocks.size(),
+                                           [&](BlockId id) { return pool_.holders(id) == 1; }));
+  }
+  return yielding == static_cast<int>(running_.size()) || (room >= 0 && yielding > 0);
 }
 
 void Scheduler::plan_decodes() {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     // Victims are less urgent than `sequence`, so what is planned already is never taken back.
-    if (sequence.decodes() && grow_or_preempt(sequence)) plan_range(sequence, 1);
+    if (decodes_now(sequence) && grow_or_preempt(sequence)) plan_range(sequence, 1);
   }
 }
 
+// Running prompts and waiting sequences in one order: running ones first only within a class.
 void Scheduler::plan_prompts() {
-  for (Sequence* const sequence : running_) {
-    if (budget_left() == 0) return;
-    if (!sequence->decodes()) plan_range(*sequence, std::min(sequence->pending_count(), budget_left()));
+  for (std::size_t i = 0; i < running_.size() && budget_left() > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (sequence.decodes() || !policy_->has_turn(sequence)) continue;
+    i += static_cast<std::size_t>(admit_before(&sequence));
+    if (budget_left() > 0) plan_range(sequence, std::min(sequence.pending_count(), budget_left()));
   }
+  admit_before(nullptr);
 }
 
-void Scheduler::admit() {
-  while (!waiting_.empty() && budget_left() > 0 && static_cast<int>(running_.size()) < limits_.max_sequences) {
-    if (!admit_one(**waiting_.begin())) return;
+// Admits those who wait, in order, while there is room and they go before `limit` (null: all). How many.
+int Scheduler::admit_before(const Sequence* limit) {
+  // Room that a preemption just made belongs to those who run.
+  if (plan_.took_blocks_away()) return 0;
+  int admitted = 0;
+  for (; budget_left() > 0 && has_place(); ++admitted) {
+    Sequence* const head = policy_->next();
+    if (head == nullptr || (limit != nullptr && !policy_->before(*head, *limit))) break;
+    // An empty machine takes whatever fits, so that the oldest always advances.
+    if (!has_room(*head, running_.empty() ? 0 : watermark_blocks_)) break;
+    admit(*head);
+    plan_range(*head, std::min(head->pending_count(), budget_left()));
   }
+  return admitted;
 }
 
-// False when blocks for all known tokens of the sequence are not to be had.
-bool Scheduler::admit_one(Sequence& sequence) {
+// Whether blocks for all known tokens of the sequence are to be had, and `reserve_blocks` more.
+bool Scheduler::has_room(Sequence& sequence, int reserve_blocks) {
   find_prefix(sequence);
-  const int found = static_cast<int>(found_.size());
-  const int needed = blocks_for(sequence.token_count()) - found;
+  const int needed = blocks_for(sequence.token_count()) - static_cast<int>(prefix_.blocks.size());
   // Cached blocks that are about to be shared cannot be taken as well.
-  const auto cached = std::count_if(found_.begin(), found_.end(), [&](BlockId id) { return !pool_.is_held(id); });
-  // An empty machine takes whatever fits, so that the oldest always advances.
-  const int reserve = running_.empty() ? 0 : watermark_blocks_;
-  if (needed + reserve > pool_.available_count() - static_cast<int>(cached)) return false;
+  const auto cached =
+      std::count_if(prefix_.blocks.begin(), prefix_.blocks.end(), [&](BlockId id) { return pool_.holders(id) == 0; });
+  return needed + reserve_blocks <= pool_.available_count() - static_cast<int>(cached);
+}
 
-  sequence.blocks_ = pool_.adopt(found_);
-  sequence.blocks_.append(std::move(*pool_.take(needed)));
-  sequence.computed_count_ = found * limits_.block_size;
-  sequence.indexed_count_ = found;
-  sequence.content_ = found > 0 ? std::optional(index_.content(found_.back())) : std::nullopt;
-  if (sequence.state_ == SequenceState::kPending) sequence.cached_prompt_count_ = sequence.computed_count_;
-  recomputed_tokens_ += static_cast<std::uint64_t>(std::max(0, sequence.lost_count_ - sequence.computed_count_));
-  sequence.lost_count_ = 0;
-  if (limits_.prefix_cache && sequence.cache_rules().reads) {
-    prefix_queries_ += static_cast<std::uint64_t>(sequence.token_count());
-    prefix_hits_ += static_cast<std::uint64_t>(sequence.computed_count_);
+// REQUIRES: has_room() was true for this sequence just now.
+void Scheduler::admit(Sequence& sequence) {
+  policy_->erase(sequence);
+  const int found = static_cast<int>(prefix_.blocks.size());
+  sequence.blocks_ = pool_.adopt(prefix_.blocks);
+  BlockList fresh = *pool_.take(blocks_for(sequence.token_count()) - found);
+  if (sequence.state_ == SequenceState::kSwapped) {
+    restore(sequence, fresh);
+  } else {
+    start_after_prefix(sequence, fresh);
   }
-
-  waiting_.erase(&sequence);
+  sequence.blocks_.append(std::move(fresh));
+  sequence.indexed_count_ = found;
+  sequence.content_ = found > 0 ? std::optional(prefix_.contents.back()) : std::nullopt;
   sequence.state_ = SequenceState::kRunning;
   sequence.output_.reserve(static_cast<std::size_t>(std::min(sequence.stop_rules().max_tokens, kReservedOutputMax)));
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, FcfsPolicy()), &sequence);
+  const auto before = [&](const Sequence* a, const Sequence* b) { return policy_->before(*a, *b); };
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, before), &sequence);
+}
+
+// Brings back what is not found in the cache. `fresh`: the blocks after the found ones.
+void Scheduler::restore(Sequence& sequence, const BlockList& fresh) {
+  const int found = static_cast<int>(prefix_.blocks.size());
+  for (int i = found; i < sequence.swap_blocks_.size(); ++i) {
+    plan_.swap_ins.push_back({sequence.swap_blocks_[i], fresh[i - found]});
+  }
+  counters_.swapped_in_blocks += static_cast<std::uint64_t>(std::max(0, sequence.swap_blocks_.size() - found));
+  ++counters_.swap_ins;
+  --counters_.swapped;
+  sequence.swap_blocks_.clear();
+  // Another sequence may have computed more of the same tokens meanwhile.
+  sequence.computed_count_ = std::max(sequence.computed_count_, found * limits_.block_size);
+  plan_.resumed.push_back(sequence.id());
+}
+
+void Scheduler::start_after_prefix(Sequence& sequence, const BlockList& fresh) {
+  sequence.computed_count_ = static_cast<int>(prefix_.blocks.size()) * limits_.block_size;
+  if (prefix_.partial) {
+    plan_.copies.push_back({prefix_.partial->block, fresh[0]});
+    sequence.computed_count_ += prefix_.partial->token_count;
+    counters_.copied_tokens += static_cast<std::uint64_t>(prefix_.partial->token_count);
+  }
+  if (sequence.state_ == SequenceState::kPending) sequence.cached_prompt_count_ = sequence.computed_count_;
+  counters_.recomputed_tokens +=
+      static_cast<std::uint64_t>(std::max(0, sequence.lost_count_ - sequence.computed_count_));
+  sequence.lost_count_ = 0;
+  if (limits_.prefix_cache && sequence.cache_rules().reads) {
+    counters_.prefix_queries += static_cast<std::uint64_t>(sequence.token_count());
+    counters_.prefix_hits += static_cast<std::uint64_t>(sequence.computed_count_);
+  }
   plan_.admitted.push_back(sequence.id());
-  plan_range(sequence, std::min(sequence.pending_count(), budget_left()));
-  return true;
 }
 
 // At least one token is always computed: its row gives the next token's distribution.
 void Scheduler::find_prefix(const Sequence& sequence) {
-  found_.clear();
-  if (!limits_.prefix_cache || !sequence.cache_rules().reads) return;
-  std::optional<ContentId> parent;
-  for (int end = limits_.block_size; end < sequence.token_count(); end += limits_.block_size) {
-    sequence.copy_tokens(end - limits_.block_size, block_tokens_);
-    const std::optional<BlockId> block = index_.find(parent, block_tokens_, sequence.cache_rules().salt);
-    if (!block) return;
-    found_.push_back(*block);
-    parent = index_.content(*block);
+  Prefix& found = prefix_;
+  // What was found for this sequence before holds as long as the blocks hold the same contents.
+  std::size_t valid = 0;
+  while (found.sequence == sequence.id() && valid < found.blocks.size() && index_.holds(found.blocks[valid]) &&
+         index_.content(found.blocks[valid]) == found.contents[valid]) {
+    ++valid;
   }
+  found.sequence = sequence.id();
+  found.blocks.resize(valid);
+  found.contents.resize(valid);
+  found.partial.reset();
+  if (!limits_.prefix_cache || !sequence.cache_rules().reads) return;
+  while (static_cast<int>(found.blocks.size() + 1) * limits_.block_size < sequence.token_count()) {
+    sequence.copy_tokens(static_cast<int>(found.blocks.size()) * limits_.block_size, block_tokens_);
+    const std::optional<ContentId> parent =
+        found.contents.empty() ? std::nullopt : std::optional(found.contents.back());
+    const std::optional<BlockId> block = index_.find(parent, block_tokens_, sequence.cache_rules().salt);
+    if (!block) break;
+    found.blocks.push_back(*block);
+    found.contents.push_back(index_.content(*block));
+  }
+  if (sequence.state() != SequenceState::kSwapped) find_partial(sequence);
+}
+
+// The longest head of the block after the found ones: of a block that the index knows, or of a sibling's last one.
+void Scheduler::find_partial(const Sequence& sequence) {
+  const int first = static_cast<int>(prefix_.blocks.size()) * limits_.block_size;
+  const int count = std::min(limits_.block_size, sequence.token_count() - 1 - first);
+  if (count <= 0) return;
+  const std::span<TokenId> tokens = std::span(block_tokens_).first(static_cast<std::size_t>(count));
+  sequence.copy_tokens(first, tokens);
+  const std::optional<ContentId> parent =
+      prefix_.contents.empty() ? std::nullopt : std::optional(prefix_.contents.back());
+  prefix_.partial = index_.find_partial(parent, tokens, sequence.cache_rules().salt);
+  const auto sibling =
+      sequence.cache_rules().sibling ? sequences_.find(*sequence.cache_rules().sibling) : sequences_.end();
+  if (sibling == sequences_.end() || sibling->second->state() != SequenceState::kRunning) return;
+  const int shared = std::min({sibling->second->computed_count(), sequence.prompt_count(), first + count}) - first;
+  if (shared <= (prefix_.partial ? prefix_.partial->token_count : 0)) return;
+  prefix_.partial = PartialMatch{sibling->second->blocks()[first / limits_.block_size], shared};
 }
 
 void Scheduler::index_full_blocks(Sequence& sequence) {
@@ -151,32 +269,60 @@ bool Scheduler::grow_or_preempt(Sequence& sequence) {
   return true;
 }
 
+// Blocks that this step's decoding sequences will take.
+int Scheduler::growth_blocks() const {
+  int blocks = 0;
+  for (const Sequence* const sequence : running_) {
+    if (decodes_now(*sequence)) blocks += blocks_for(sequence->token_count()) - sequence->blocks().size();
+  }
+  return blocks;
+}
+
 void Scheduler::preempt(Sequence& victim) {
-  victim.lost_count_ = victim.computed_count_;
-  ++preemptions_;
-  release(victim);
-  victim.computed_count_ = 0;
+  ++counters_.preemptions;
+  std::optional<BlockList> place = take_swap_blocks(victim);
+  if (place) {
+    for (int i = 0; i < place->size(); ++i) plan_.swap_outs.push_back({victim.blocks()[i], (*place)[i]});
+    ++counters_.swap_outs;
+    ++counters_.swapped;
+    counters_.swapped_out_blocks += static_cast<std::uint64_t>(place->size());
+    victim.swap_blocks_ = std::move(*place);
+    plan_.swapped.push_back(victim.id());
+  } else {
+    victim.lost_count_ = victim.computed_count_;
+    victim.computed_count_ = 0;
+    plan_.preempted.push_back(victim.id());
+  }
+  stop_running(victim);
   victim.indexed_count_ = 0;
   victim.content_.reset();
-  victim.state_ = SequenceState::kPreempted;
-  waiting_.insert(&victim);
-  plan_.preempted.push_back(victim.id());
+  victim.state_ = victim.swap_blocks().size() > 0 ? SequenceState::kSwapped : SequenceState::kPreempted;
+  policy_->push(victim);
+}
+
+// Blocks of the swap pool for all that the victim has computed; nothing when recomputing it is the choice.
+std::optional<BlockList> Scheduler::take_swap_blocks(const Sequence& victim) {
+  const int count = blocks_for(victim.computed_count());
+  if (limits_.preemption == PreemptionMode::kRecompute || !swap_pool_ || count == 0) return std::nullopt;
+  if (limits_.preemption == PreemptionMode::kAuto) {
+    int lost_tokens = victim.computed_count();
+    // Blocks that others hold as well will be found again.
+    for (int i = 0; i < count && pool_.holders(victim.blocks()[i]) > 1; ++i) lost_tokens -= limits_.block_size;
+    if (2 * count * costs_.swap_s_per_block >= lost_tokens * costs_.recompute_s_per_token) return std::nullopt;
+  }
+  return swap_pool_->take(count);
 }
 
 void Scheduler::plan_range(Sequence& sequence, int token_count) {
   plan_.ranges.push_back(
       {sequence.id(), sequence.computed_count(), token_count, token_count == sequence.pending_count()});
   plan_.token_count += token_count;
+  policy_->charge(sequence, token_count);
 }
 
-void Scheduler::release(Sequence& sequence) {
-  if (sequence.state_ == SequenceState::kRunning) {
-    running_.erase(std::find(running_.begin(), running_.end(), &sequence));
-    sequence.blocks_.clear();
-  } else {
-    waiting_.erase(&sequence);
-  }
-  sequence.state_ = SequenceState::kFinished;
+void Scheduler::stop_running(Sequence& sequence) {
+  running_.erase(std::find(running_.begin(), running_.end(), &sequence));
+  sequence.blocks_.clear();
 }
 
 std::span<const CommittedToken> Scheduler::commit(std::span<const TokenId> tokens) {
@@ -208,33 +354,58 @@ int Scheduler::clear_prefix_cache() {
   return pool_.forget_all();
 }
 
+int Scheduler::findable_prompt_tokens(SequenceId id) {
+  find_prefix(sequence(id));
+  const int partial = prefix_.partial ? prefix_.partial->token_count : 0;
+  return static_cast<int>(prefix_.blocks.size()) * limits_.block_size + partial;
+}
+
 const Sequence& Scheduler::sequence(SequenceId id) const { return *sequences_.at(id); }
 
 SchedulerStats Scheduler::stats() const {
-  return {static_cast<int>(running_.size()),
-          static_cast<int>(waiting_.size()),
-          preemptions_,
-          recomputed_tokens_,
-          prefix_queries_,
-          prefix_hits_};
+  SchedulerStats sample = counters_;
+  sample.running = static_cast<int>(running_.size());
+  sample.waiting = static_cast<int>(sequences_.size() - running_.size());
+  return sample;
+}
+
+// A block that is not full has one holder, so only those can be counted per sequence.
+Scheduler::Slots Scheduler::slots() const {
+  Slots slots;
+  slots.held = std::int64_t{pool_.held_count()} * limits_.block_size;
+  slots.filled = slots.held;
+  for (const Sequence* const sequence : running_) {
+    slots.filled -= std::int64_t{sequence->blocks().size()} * limits_.block_size - sequence->computed_count();
+  }
+  return slots;
 }
 
 void Scheduler::audit() const {
   pool_.audit();
-  LLMSRV_CHECK(running_.size() + waiting_.size() == sequences_.size());
-  LLMSRV_CHECK(std::is_sorted(running_.begin(), running_.end(), FcfsPolicy()));
+  if (swap_pool_) swap_pool_->audit();
+  const auto before = [&](const Sequence* a, const Sequence* b) { return policy_->before(*a, *b); };
+  LLMSRV_CHECK(std::is_sorted(running_.begin(), running_.end(), before));
   std::set<BlockId> held;
+  int swap_held = 0;
+  std::size_t running = 0;
   for (const auto& [id, sequence] : sequences_) {
-    const bool runs = sequence->state() == SequenceState::kRunning;
     const BlockList& blocks = sequence->blocks();
+    const bool runs = sequence->state() == SequenceState::kRunning;
+    const bool swapped = sequence->state() == SequenceState::kSwapped;
     LLMSRV_CHECK(sequence->id() == id);
-    LLMSRV_CHECK(runs || waiting_.count(sequence.get()) == 1);
-    LLMSRV_CHECK(runs || (blocks.size() == 0 && sequence->computed_count() == 0));
+    LLMSRV_CHECK(runs == (std::find(running_.begin(), running_.end(), sequence.get()) != running_.end()));
+    LLMSRV_CHECK(runs || blocks.size() == 0);
+    LLMSRV_CHECK(sequence->swap_blocks().size() == (swapped ? blocks_for(sequence->computed_count()) : 0));
+    LLMSRV_CHECK(runs || swapped || sequence->computed_count() == 0);
     LLMSRV_CHECK(sequence->computed_count() < sequence->token_count());
-    LLMSRV_CHECK(blocks_for(sequence->computed_count()) <= blocks.size());
+    LLMSRV_CHECK(!runs || blocks_for(sequence->computed_count()) <= blocks.size());
     held.insert(blocks.data(), blocks.data() + blocks.size());
+    swap_held += sequence->swap_blocks().size();
+    running += runs;
   }
+  LLMSRV_CHECK(running == running_.size());
   LLMSRV_CHECK(static_cast<int>(held.size()) == pool_.held_count());
+  LLMSRV_CHECK(swap_held == (swap_pool_ ? swap_pool_->held_count() : 0));
 }
 
 }  // namespace llmsrv

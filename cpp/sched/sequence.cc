@@ -6,8 +6,29 @@
 
 namespace llmsrv {
 
-Sequence::Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules, CacheRules cache)
-    : id_(id), prompt_(std::move(prompt)), stop_rules_(std::move(rules)), cache_rules_(std::move(cache)) {
+const char* sequence_state_name(SequenceState state) {
+  switch (state) {
+    case SequenceState::kPending:
+      return "pending";
+    case SequenceState::kRunning:
+      return "running";
+    case SequenceState::kSwapped:
+      return "swapped";
+    case SequenceState::kPreempted:
+      return "preempted";
+    case SequenceState::kFinished:
+      return "finished";
+  }
+  return "unknown";
+}
+
+Sequence::Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules, CacheRules cache,
+                   Claim claim)
+    : id_(id),
+      prompt_(std::move(prompt)),
+      stop_rules_(std::move(rules)),
+      cache_rules_(std::move(cache)),
+      claim_(std::move(claim)) {
   LLMSRV_CHECK(!prompt_->empty());
   LLMSRV_CHECK(stop_rules_.max_tokens >= 1);
 }

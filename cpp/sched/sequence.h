@@ -4,8 +4,9 @@
 //                prompt                    generated
 //   computed    [0 ........ computed_count): keys and values are in the cache
 //
-// Invariants: 0 <= computed_count < token_count while not finished; blocks cover at least the computed tokens; a
-// sequence that is not RUNNING holds no block. Thread rule: engine thread only.
+// Invariants: 0 <= computed_count < token_count while not finished. RUNNING: `blocks` cover at least the computed
+// tokens. SWAPPED: `swap_blocks` cover exactly the computed tokens. Otherwise nothing is computed. Blocks are held in
+// these two states only. Thread rule: engine thread only.
 #pragma once
 
 #include <memory>
@@ -21,24 +22,45 @@
 
 namespace llmsrv {
 
-enum class SequenceState { kPending, kRunning, kPreempted, kFinished };
+enum class SequenceState {
+  kPending,    // waits, nothing computed yet
+  kRunning,    // holds blocks
+  kSwapped,    // waits; keys and values lie in the swap pool
+  kPreempted,  // waits, to be computed again
+  kFinished,
+};
+
+// The state's name in statistics: "pending", "running", "swapped", "preempted" or "finished".
+const char* sequence_state_name(SequenceState state);
+
+struct Tenant;  // of FairPolicy
 
 // How a sequence uses the prefix cache.
 struct CacheRules {
   std::string salt;   // only sequences with the same salt share blocks
   bool reads = true;  // may start from blocks that others computed
   bool fills = true;  // leaves its blocks for others
+  // Another choice of the same request: the last, unfilled block of its prompt may be copied.
+  std::optional<SequenceId> sibling;
+};
+
+// What a policy goes by.
+struct Claim {
+  int priority = 0;  // lower is more urgent
+  std::string tenant;
 };
 
 class Sequence {
  public:
   // `prompt` is shared by the choices of a request. REQUIRES: prompt is not empty; rules.max_tokens >= 1
-  Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules, CacheRules cache = {});
+  Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> prompt, StopRules rules, CacheRules cache = {},
+           Claim claim = {});
 
   SequenceId id() const { return id_; }
   SequenceState state() const { return state_; }
   const StopRules& stop_rules() const { return stop_rules_; }
   const CacheRules& cache_rules() const { return cache_rules_; }
+  const Claim& claim() const { return claim_; }
 
   int prompt_count() const { return static_cast<int>(prompt_->size()); }
   int output_count() const { return static_cast<int>(output_.size()); }
@@ -60,16 +82,21 @@ class Sequence {
   // Prompt tokens that were in the prefix cache when the sequence was admitted for the first time.
   int cached_prompt_count() const { return cached_prompt_count_; }
   const BlockList& blocks() const { return blocks_; }
+  const BlockList& swap_blocks() const { return swap_blocks_; }
 
  private:
   friend class Scheduler;
+  friend class FairPolicy;
 
   SequenceId id_;
   std::shared_ptr<const std::vector<TokenId>> prompt_;
   StopRules stop_rules_;
   CacheRules cache_rules_;
+  Claim claim_;
+  Tenant* tenant_ = nullptr;  // set and owned by FairPolicy
   std::vector<TokenId> output_;
   BlockList blocks_;
+  BlockList swap_blocks_;  // of the swap pool
   SequenceState state_ = SequenceState::kPending;
   int computed_count_ = 0;
   int lost_count_ = 0;  // tokens whose keys and values the last preemption gave up

@@ -18,16 +18,27 @@ struct PlannedRange {
 };
 
 struct StepPlan {
+  // Moves of whole blocks before the model runs: these three lists in this order, and each list in its own. Only so
+  // is every source read before something else is written there.
+  std::vector<BlockMove> swap_outs;  // from the KV cache to the swap pool
+  std::vector<BlockMove> copies;     // within the KV cache: the head of a block that another prompt shares
+  std::vector<BlockMove> swap_ins;   // from the swap pool to the KV cache
+
   std::vector<PlannedRange> ranges;
-  std::vector<SequenceId> admitted;   // PENDING or PREEMPTED -> RUNNING in this step
-  std::vector<SequenceId> preempted;  // RUNNING -> PREEMPTED in this step
   int token_count = 0;
 
+  // Transitions. A sequence is in one list at most.
+  std::vector<SequenceId> admitted;   // PENDING or PREEMPTED -> RUNNING
+  std::vector<SequenceId> resumed;    // SWAPPED -> RUNNING
+  std::vector<SequenceId> preempted;  // RUNNING -> PREEMPTED
+  std::vector<SequenceId> swapped;    // RUNNING -> SWAPPED
+
   bool empty() const { return ranges.empty(); }
+  bool took_blocks_away() const { return !preempted.empty() || !swapped.empty(); }
   void clear() {
+    for (auto* moves : {&swap_outs, &copies, &swap_ins}) moves->clear();
+    for (auto* ids : {&admitted, &resumed, &preempted, &swapped}) ids->clear();
     ranges.clear();
-    admitted.clear();
-    preempted.clear();
     token_count = 0;
   }
 };

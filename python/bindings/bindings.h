@@ -10,6 +10,7 @@
 #include "cpp/base/status.h"
 #include "cpp/engine/request.h"
 #include "cpp/quant/packed_matrix.h"
+#include "cpp/sched/scheduler.h"
 #include "cpp/tensor/dtype.h"
 
 namespace llmsrv::bindings {
@@ -18,6 +19,7 @@ void register_errors(pybind11::module_& module);
 void register_model(pybind11::module_& module);
 void register_config(pybind11::module_& module);
 void register_request(pybind11::module_& module);
+void register_sched(pybind11::module_& module);
 void register_output(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 
@@ -41,5 +43,9 @@ Request to_request(const pybind11::handle& object);
 // "bfloat16" or "float32"; anything else throws std::invalid_argument that names `field`.
 DType parse_dtype(const std::string& name, const std::string& field);
 WeightFormat parse_weight_format(const std::string& name, const std::string& field);
+
+// "auto", "swap" or "recompute"; "fcfs", "priority" or "fair". Anything else throws std::invalid_argument.
+PreemptionMode parse_preemption_mode(const std::string& name);
+SchedulingPolicy parse_scheduling_policy(const std::string& name);
 
 }  // namespace llmsrv::bindings

@@ -50,6 +50,20 @@ WeightFormat parse_weight_format(const std::string& name, const std::string& fie
   return parse_dtype(name, field) == DType::kBf16 ? WeightFormat::kBf16 : WeightFormat::kF32;
 }
 
+PreemptionMode parse_preemption_mode(const std::string& name) {
+  if (name == "auto") return PreemptionMode::kAuto;
+  if (name == "swap") return PreemptionMode::kSwap;
+  if (name == "recompute") return PreemptionMode::kRecompute;
+  throw std::invalid_argument("preemption_mode must be \"auto\", \"swap\" or \"recompute\", is \"" + name + "\"");
+}
+
+SchedulingPolicy parse_scheduling_policy(const std::string& name) {
+  if (name == "fcfs") return SchedulingPolicy::kFcfs;
+  if (name == "priority") return SchedulingPolicy::kPriority;
+  if (name == "fair") return SchedulingPolicy::kFair;
+  throw std::invalid_argument("scheduling_policy must be \"fcfs\", \"priority\" or \"fair\", is \"" + name + "\"");
+}
+
 void register_errors(py::module_& module) {
   status_error_class() = py::exception<StatusException>(module, "StatusError", PyExc_RuntimeError).release();
   py::register_exception_translator([](std::exception_ptr pointer) {

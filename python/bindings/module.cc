@@ -9,5 +9,6 @@ PYBIND11_MODULE(_core, module) {
   llmsrv::bindings::register_config(module);
   llmsrv::bindings::register_request(module);
   llmsrv::bindings::register_output(module);
+  llmsrv::bindings::register_sched(module);
   llmsrv::bindings::register_engine(module);
 }
