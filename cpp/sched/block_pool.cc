@@ -33,12 +33,11 @@ void BlockList::clear() {
   ids_.clear();
 }
 
-BlockPool::BlockPool(int total, PrefixIndex* index, EvictionOrder order) : total_(total), index_(index), order_(order) {
+BlockPool::BlockPool(int total, PrefixIndex* index, EvictionOrder order)
+    : total_(total), index_(index), order_(order), queues_(total, kQueues) {
   LLMSRV_CHECK(total > 0);
   references_.assign(static_cast<std::size_t>(total), 0);
   reused_.assign(static_cast<std::size_t>(total), false);
-  links_.resize(static_cast<std::size_t>(total + kQueues));
-  for (BlockId queue = total; queue < total + kQueues; ++queue) links(queue) = {queue, queue};
   free_.reserve(static_cast<std::size_t>(total));
   for (BlockId id = total; id-- > 0;) free_.push_back(id);
 }
@@ -94,39 +93,33 @@ void BlockPool::give_back(BlockId id) {
   }
 }
 
-BlockId BlockPool::queue_of(BlockId id) const {
-  const bool last_to_go = order_ == EvictionOrder::kOnceFirst && reused_[static_cast<std::size_t>(id)];
-  return total_ + (last_to_go ? 1 : 0);
+int BlockPool::queue_of(BlockId id) const {
+  return order_ == EvictionOrder::kOnceFirst && reused_[static_cast<std::size_t>(id)] ? 1 : 0;
 }
 
 void BlockPool::enqueue(BlockId id) {
-  const BlockId queue = queue_of(id);
-  const BlockId last = links(queue).previous;
-  links(id) = {last, queue};
-  links(last).next = id;
-  links(queue).previous = id;
+  queues_.push_back(queue_of(id), id);
   ++cached_count_;
 }
 
 void BlockPool::unlink(BlockId id) {
-  links(links(id).previous).next = links(id).next;
-  links(links(id).next).previous = links(id).previous;
+  queues_.remove(id);
   --cached_count_;
 }
 
 // Forgets the cached block that was least recently held, of the first queue that has one. REQUIRES: cached_count() > 0
 BlockId BlockPool::evict() {
   LLMSRV_CHECK(cached_count_ > 0);
-  BlockId id = links(total_).next;
-  if (id == total_) id = links(total_ + 1).next;
-  unlink(id);
-  index_->erase(id);
-  return id;
+  std::optional<BlockId> id = queues_.first(0);
+  if (!id) id = queues_.first(1);
+  unlink(*id);
+  index_->erase(*id);
+  return *id;
 }
 
 std::size_t BlockPool::bytes() const {
   return free_.capacity() * sizeof(BlockId) + references_.capacity() * sizeof(std::int32_t) + reused_.capacity() / 8 +
-         links_.capacity() * sizeof(Links);
+         queues_.bytes();
 }
 
 void BlockPool::audit() const {
@@ -142,11 +135,10 @@ void BlockPool::audit() const {
   };
   for (const BlockId id : free_) put(id, Place::kFree);
   int cached = 0;
-  for (BlockId queue = total_; queue < total_ + kQueues; ++queue) {
-    for (BlockId id = links_[static_cast<std::size_t>(queue)].next; id != queue;
-         id = links_[static_cast<std::size_t>(id)].next) {
-      put(id, Place::kCached);
-      LLMSRV_CHECK(queue_of(id) == queue);
+  for (int queue = 0; queue < kQueues; ++queue) {
+    for (std::optional<BlockId> id = queues_.first(queue); id; id = queues_.after(*id)) {
+      put(*id, Place::kCached);
+      LLMSRV_CHECK(queue_of(*id) == queue);
       ++cached;
     }
   }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cpp/base/types.h"
+#include "cpp/sched/block_rings.h"
 #include "cpp/sched/prefix_index.h"
 
 namespace llmsrv {
@@ -85,13 +86,7 @@ class BlockPool {
 
  private:
   friend class BlockList;
-  // Links of a cached block in its queue. Queues are rings through one entry of their own, after those of the blocks.
-  struct Links {
-    BlockId previous;
-    BlockId next;
-  };
-  Links& links(BlockId id) { return links_[static_cast<std::size_t>(id)]; }
-  BlockId queue_of(BlockId id) const;
+  int queue_of(BlockId id) const;
   void give_back(BlockId id);
   void enqueue(BlockId id);
   void unlink(BlockId id);
@@ -103,7 +98,7 @@ class BlockPool {
   std::vector<BlockId> free_;             // a stack: the block that was freed last is the warmest
   std::vector<std::int32_t> references_;  // by id
   std::vector<bool> reused_;              // by id: found by the index since it was indexed
-  std::vector<Links> links_;              // by id, then one per queue
+  BlockRings queues_;                     // of cached blocks; the front was held least recently
   int cached_count_ = 0;
 };
 

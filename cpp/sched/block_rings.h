@@ -19,6 +19,7 @@ class BlockRings {
 
   // REQUIRES: `block` is in no ring
   void push_front(int ring, BlockId block) { link_after(blocks_ + ring, block); }
+  void push_back(int ring, BlockId block) { link_after(links(blocks_ + ring).previous, block); }
   // REQUIRES: `block` is in a ring
   void remove(BlockId block) {
     links(links(block).previous).next = links(block).next;
