@@ -73,9 +73,12 @@ Sequence* FairPolicy::next() const {
   return is_within_lead(tenant) ? tenant.waiting.begin()->second : nullptr;
 }
 
+// What the running sequence loses may have to be computed again, so its tenant must be ahead by that much more; and it
+// keeps its place until it has gained a token there, so that two tenants cannot chase each other forever.
 bool FairPolicy::outranks(const Sequence& waiting, const Sequence& running) const {
   const Tenant& ahead = *running.tenant_;
-  return (ahead.used - waiting.tenant_->used) * ahead.weight > lead_tokens_;
+  const double lead = (ahead.used - waiting.tenant_->used) * ahead.weight;
+  return running.gained_count() > 0 && lead > lead_tokens_ + running.token_count();
 }
 
 void FairPolicy::enter(Sequence& sequence) {

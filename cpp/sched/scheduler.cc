@@ -160,6 +160,7 @@ void Scheduler::admit(Sequence& sequence) {
   sequence.blocks_.append(std::move(fresh));
   sequence.indexed_count_ = found;
   sequence.content_ = found > 0 ? std::optional(prefix_.contents.back()) : std::nullopt;
+  sequence.output_count_at_admission_ = sequence.output_count();
   sequence.state_ = SequenceState::kRunning;
   sequence.output_.reserve(static_cast<std::size_t>(std::min(sequence.stop_rules().max_tokens, kReservedOutputMax)));
   const auto before = [&](const Sequence* a, const Sequence* b) { return policy_->before(*a, *b); };

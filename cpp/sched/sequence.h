@@ -66,6 +66,8 @@ class Sequence {
   int output_count() const { return static_cast<int>(output_.size()); }
   int token_count() const { return prompt_count() + output_count(); }
   int computed_count() const { return computed_count_; }
+  // Tokens generated since it was last admitted.
+  int gained_count() const { return output_count() - output_count_at_admission_; }
   // Tokens the model has still to see before it can name the next one.
   int pending_count() const { return token_count() - computed_count_; }
   // One token behind: it generates. Otherwise it is still reading its prompt (or reading again after a preemption).
@@ -99,6 +101,7 @@ class Sequence {
   BlockList swap_blocks_;  // of the swap pool
   SequenceState state_ = SequenceState::kPending;
   int computed_count_ = 0;
+  int output_count_at_admission_ = 0;
   int lost_count_ = 0;  // tokens whose keys and values the last preemption gave up
   int cached_prompt_count_ = 0;
   int indexed_count_ = 0;             // leading blocks whose content the index knows

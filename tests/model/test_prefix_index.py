@@ -94,7 +94,7 @@ TestIndex.settings = settings(max_examples=200, stateful_step_count=40, deadline
 def test_colliding_hashes_never_share_a_block():
     """Many random prompts over an 8-bit hash: a block is shared only by equal prefixes."""
     choose = random.Random(5)
-    scheduler = _testing.Scheduler(
+    scheduler = _core.Scheduler(
         block_size=4, blocks=400, max_sequences=8, max_step_tokens=128, prefix_hash_bits=8, once_first=True
     )
     holds = {}  # block -> the tokens from the start that it ends, by our own books

@@ -266,7 +266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         self.total = blocks
         self.capacity = block_size * blocks
-        self.scheduler = _testing.Scheduler(**limits)
+        self.scheduler = _core.Scheduler(**limits)
         self.twin = Twin(**limits)
         self.alive: set[int] = set()
         self.endings: dict[int, int] = {}
@@ -369,7 +369,7 @@ def run_to_the_end(scheduler):
 
 
 def test_prefill_and_decode_share_a_step_and_decodes_go_first():
-    scheduler = _testing.Scheduler(block_size=4, blocks=100, max_sequences=4, max_step_tokens=8)
+    scheduler = _core.Scheduler(block_size=4, blocks=100, max_sequences=4, max_step_tokens=8)
     first = scheduler.add([5] * 4, max_tokens=10)
     assert run(scheduler)["ranges"] == [(first, 0, 4, True)]
     second = scheduler.add([6] * 20, max_tokens=10)
@@ -379,7 +379,7 @@ def test_prefill_and_decode_share_a_step_and_decodes_go_first():
 
 
 def test_whole_prompt_is_reserved_before_admission():
-    scheduler = _testing.Scheduler(block_size=4, blocks=5, max_sequences=4, max_step_tokens=4)
+    scheduler = _core.Scheduler(block_size=4, blocks=5, max_sequences=4, max_step_tokens=4)
     scheduler.add([5] * 12, max_tokens=4)
     scheduler.add([6] * 12, max_tokens=4)
     plan = run(scheduler)
@@ -389,7 +389,7 @@ def test_whole_prompt_is_reserved_before_admission():
 
 
 def test_the_latest_gives_way_and_is_computed_again():
-    scheduler = _testing.Scheduler(block_size=2, blocks=4, max_sequences=2, max_step_tokens=8, prefix_cache=False)
+    scheduler = _core.Scheduler(block_size=2, blocks=4, max_sequences=2, max_step_tokens=8, prefix_cache=False)
     scheduler.add([5, 5], max_tokens=6)
     scheduler.add([5, 5], max_tokens=6)
     preempted = []
@@ -404,7 +404,7 @@ def test_the_latest_gives_way_and_is_computed_again():
 
 
 def test_a_sequence_that_can_never_fit_is_our_bug():
-    scheduler = _testing.Scheduler(block_size=2, blocks=2, max_sequences=2, max_step_tokens=8)
+    scheduler = _core.Scheduler(block_size=2, blocks=2, max_sequences=2, max_step_tokens=8)
     with pytest.raises(RuntimeError, match="check failed"):
         scheduler.add([5] * 4, max_tokens=2)
 
@@ -412,7 +412,7 @@ def test_a_sequence_that_can_never_fit_is_our_bug():
 @pytest.mark.parametrize("length", [1, 4, 5, 8, 9, 20])
 def test_a_second_prompt_starts_after_its_full_blocks(length):
     """floor((L - 1) / B) * B tokens come from the cache: the last token is always computed."""
-    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    scheduler = _core.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
     prompt = list(range(10, 10 + length))
     scheduler.add(prompt, max_tokens=2)
     run_to_the_end(scheduler)
@@ -423,7 +423,7 @@ def test_a_second_prompt_starts_after_its_full_blocks(length):
 
 
 def test_two_prompts_in_flight_share_their_blocks():
-    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    scheduler = _core.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
     first = scheduler.add([5] * 13, max_tokens=20)
     run(scheduler)
     second = scheduler.add([5] * 13, max_tokens=20)
@@ -433,7 +433,7 @@ def test_two_prompts_in_flight_share_their_blocks():
 
 
 def test_salts_keep_tenants_apart():
-    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    scheduler = _core.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
     for salt, cached in [("a", 0), ("a", 12), ("b", 0), ("", 0), ("", 12), ("b", 12)]:
         id = scheduler.add([5] * 13, max_tokens=1, salt=salt)
         scheduler.plan()
@@ -442,7 +442,7 @@ def test_salts_keep_tenants_apart():
 
 
 def test_bypassing_neither_reads_nor_fills():
-    scheduler = _testing.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
+    scheduler = _core.Scheduler(block_size=4, blocks=50, max_sequences=4, max_step_tokens=64)
     scheduler.add([5] * 13, max_tokens=1, reads=False, fills=False)
     run_to_the_end(scheduler)
     assert scheduler.cached_count == 0
