@@ -4,6 +4,8 @@
 
 #include <new>
 
+#include "cpp/base/check.h"
+
 namespace llmsrv {
 namespace {
 // Smaller buffers are not worth a huge page. Larger ones get one even below its 2 MiB: the system puts new mappings
@@ -22,6 +24,11 @@ AlignedBuffer::AlignedBuffer(std::size_t bytes) : bytes_(bytes) {
 
 AlignedBuffer::~AlignedBuffer() {
   if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+void AlignedBuffer::give_back() {
+  if (data_ == nullptr) return;
+  LLMSRV_CHECK(madvise(data_, bytes_, MADV_DONTNEED) == 0);
 }
 
 }  // namespace llmsrv

@@ -19,6 +19,10 @@ class AlignedBuffer {
     return *this;
   }
 
+  // Gives the pages back to the system, the addresses stay. The contents become zero; the next touch takes a page
+  // again.
+  void give_back();
+
   std::byte* data() const { return data_; }
   std::size_t size() const { return bytes_; }
 

@@ -154,6 +154,22 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
+                      std::span<const BlockMove> moves) override {
+    pool_.run([&](int member) {
+      const ThreadPool::Range layers = pool_.share(static_cast<int>(from.size()), member);
+      for (int layer = layers.begin; layer < layers.end; ++layer) {
+        const KvLayer& source = from[static_cast<std::size_t>(layer)];
+        const KvLayer& target = to[static_cast<std::size_t>(layer)];
+        for (const BlockMove& move : moves) {
+          const std::byte* block = source.data + source.block_bytes * static_cast<std::size_t>(move.from);
+          std::byte* place = target.data + target.block_bytes * static_cast<std::size_t>(move.to);
+          if (place != block) std::memcpy(place, block, source.block_bytes);
+        }
+      }
+    });
+  }
+
   // Calls visit(item, cost) for every attention item, always in the same order. The cost is the number of dot products.
   template <typename Visit>
   void for_items(const AttentionTask& task, int kv_heads, std::span<const AttentionRange> ranges,

@@ -1,15 +1,42 @@
 #include "cpp/engine/config.h"
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
 namespace llmsrv {
+namespace {
+
+// Giving memory back and taking it again costs about 0.2 s per GiB: more often than this is surely a mistake.
+constexpr double kMinIdleTimeoutS = 0.1;
+
+// What is wrong, all of it.
+struct Problems {
+  std::string text;
+  void require(bool holds, const std::string& problem) {
+    if (!holds) text += (text.empty() ? "" : "; ") + problem;
+  }
+};
+
+void check_scheduling(const EngineConfig& config, Problems& problems) {
+  problems.require(config.preemption_mode != PreemptionMode::kSwap || config.swap_space > 0,
+                   "swap_space must be above 0 when preemption_mode is swap");
+  for (const auto& [tenant, weight] : config.tenant_weights) {
+    problems.require(!tenant.empty(), "tenant_weights: a tenant's name must not be empty");
+    problems.require(std::isfinite(weight) && weight > 0,
+                     "tenant_weights: the weight of '" + tenant + "' must be a finite number above 0");
+  }
+  problems.require(
+      !config.idle_timeout || (*config.idle_timeout >= kMinIdleTimeoutS && std::isfinite(*config.idle_timeout)),
+      "idle_timeout must be at least 0.1 seconds");
+  problems.require(!config.trace_steps || !config.trace_steps->empty(), "trace_steps must not be empty");
+}
+
+}  // namespace
 
 void check_config(const EngineConfig& config, const ModelSpec& spec) {
-  std::string problems;
-  const auto require = [&](bool holds, const std::string& problem) {
-    if (!holds) problems += (problems.empty() ? "" : "; ") + problem;
-  };
+  Problems problems;
+  const auto require = [&](bool holds, const std::string& problem) { problems.require(holds, problem); };
   require(config.max_model_len >= 2, "max_model_len must be at least 2");
   require(config.max_model_len <= spec.max_position, "max_model_len is " + std::to_string(config.max_model_len) +
                                                          ", but the model ends at " +
@@ -30,7 +57,8 @@ void check_config(const EngineConfig& config, const ModelSpec& spec) {
     require(token >= 0 && token < spec.vocab_size,
             "eos_token_ids: " + std::to_string(token) + " is not in the vocabulary");
   }
-  if (!problems.empty()) throw std::invalid_argument(problems);
+  check_scheduling(config, problems);
+  if (!problems.text.empty()) throw std::invalid_argument(problems.text);
 }
 
 }  // namespace llmsrv

@@ -15,6 +15,12 @@ std::string mebibytes(std::size_t bytes) {
   return std::to_string(bytes / (1 << 20)) + "." + std::to_string(bytes % (1 << 20) * 10 / (1 << 20)) + " MiB";
 }
 
+// The most blocks of this shape that the bytes hold; their tokens can be counted in an int.
+int blocks_in(std::size_t bytes, const KvCacheShape& shape) {
+  const int most = std::numeric_limits<int>::max() / shape.block_size;
+  return static_cast<int>(std::min<std::size_t>(bytes / shape.block_bytes(), static_cast<std::size_t>(most)));
+}
+
 }  // namespace
 
 DecoderLimits decoder_limits(const EngineConfig& config) {
@@ -35,8 +41,9 @@ MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineC
   cache.block_size = config.block_size;
   cache.dtype = config.kv_cache_dtype;
   cache.layer_block_bytes = backend.kv_block_bytes(spec.heads(), config.block_size, config.kv_cache_dtype);
-  const std::size_t blocks = config.kv_cache_memory / cache.block_bytes();
-  cache.blocks = static_cast<int>(std::min<std::size_t>(blocks, std::numeric_limits<int>::max() / config.block_size));
+  cache.blocks = blocks_in(config.kv_cache_memory, cache);
+  plan.swap = cache;
+  plan.swap.blocks = config.preemption_mode == PreemptionMode::kRecompute ? 0 : blocks_in(config.swap_space, cache);
 
   const int needed = (config.max_model_len + config.block_size - 1) / config.block_size;
   if (cache.blocks < needed) {

@@ -16,8 +16,9 @@ struct MemoryPlan {
   std::size_t weights_bytes = 0;
   std::size_t workspace_bytes = 0;
   KvCacheShape kv_cache;
+  KvCacheShape swap;  // the cache's shape with blocks of its own; none where nothing is ever swapped
 
-  std::size_t total_bytes() const { return weights_bytes + workspace_bytes + kv_cache.bytes(); }
+  std::size_t total_bytes() const { return weights_bytes + workspace_bytes + kv_cache.bytes() + swap.bytes(); }
 };
 
 // Throws std::invalid_argument when the KV budget cannot hold one sequence of max_model_len; the message has what is

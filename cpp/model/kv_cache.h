@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
+#include <vector>
 
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/thread_pool.h"
@@ -24,14 +26,21 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  // Takes the memory and touches all of it in parallel, so that no request ever waits for the system (promise P8).
+  // Reserves the memory and takes it. A cache of no blocks is legal and holds nothing.
   KvCache(const KvCacheShape& shape, ThreadPool& pool);
 
-  KvLayer layer(int index) const;
+  KvLayer layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
+  std::span<const KvLayer> layers() const { return layers_; }
+
+  // Gives all pages back to the system. What the blocks held is gone; the layers keep their addresses.
+  void give_back() { buffer_.give_back(); }
+  // Touches all of the memory in parallel, so that no request ever waits for the system (promise P8).
+  // REQUIRES: nothing was stored since it was given back
+  void take(ThreadPool& pool);
 
  private:
-  KvCacheShape shape_;
-  AlignedBuffer buffer_;  // [layers, blocks, layer_block_bytes]
+  AlignedBuffer buffer_;         // [layers, blocks, layer_block_bytes]
+  std::vector<KvLayer> layers_;  // into buffer_
 };
 
 }  // namespace llmsrv

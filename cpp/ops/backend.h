@@ -113,9 +113,9 @@ class Backend {
   void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                        std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);
 
-  // Block moves[i].to of every layer of `to` becomes block moves[i].from of the same layer of `from`, one move after the
-  // other. The two are the same cache (copy on write), or the cache and the swap pool.
-  // REQUIRES: layers of equal block_bytes, as many in `to` as in `from`; ids within both
+  // Block moves[i].to of every layer of `to` becomes block moves[i].from of the same layer of `from`, one move after
+  // the other. The two are the same cache (copy on write), or the cache and the swap pool. REQUIRES: layers of equal
+  // block_bytes, as many in `to` as in `from`; ids within both
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
   // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).
@@ -133,6 +133,8 @@ class Backend {
   virtual void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                                   std::span<const AttentionRange> ranges, const AttentionOptions& options,
                                   TensorView out) = 0;
+  virtual void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
+                              std::span<const BlockMove> moves) = 0;
   virtual void do_silu_mul(TensorView gate_up, TensorView out) = 0;
 };
 

@@ -1,4 +1,6 @@
 // The shape contracts of every operation, checked once for all backends. A violation is our own bug, never a request's.
+#include <algorithm>
+
 #include "cpp/base/check.h"
 #include "cpp/ops/backend.h"
 
@@ -75,6 +77,24 @@ void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLa
   LLMSRV_CHECK(!options.window || *options.window > 0);
   for (const AttentionRange& range : ranges) check_range(range, qkv.rows, cache);
   if (!ranges.empty()) do_paged_attention(qkv, shape, cache, ranges, options, out);
+}
+
+void Backend::move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
+                          std::span<const BlockMove> moves) {
+  LLMSRV_CHECK(from.size() == to.size());
+  if (from.empty() || moves.empty()) return;
+  int from_blocks = from.front().blocks;
+  int to_blocks = to.front().blocks;
+  for (std::size_t layer = 0; layer < from.size(); ++layer) {
+    LLMSRV_CHECK(is_kv_layer(from[layer]) && is_kv_layer(to[layer]));
+    LLMSRV_CHECK(from[layer].block_bytes == to[layer].block_bytes);
+    from_blocks = std::min(from_blocks, from[layer].blocks);
+    to_blocks = std::min(to_blocks, to[layer].blocks);
+  }
+  for (const BlockMove& move : moves) {
+    LLMSRV_CHECK(move.from >= 0 && move.from < from_blocks && move.to >= 0 && move.to < to_blocks);
+  }
+  do_move_blocks(from, to, moves);
 }
 
 void Backend::silu_mul(TensorView gate_up, TensorView out) {

@@ -1,6 +1,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
 #include "cpp/engine/backends.h"
 #include "cpp/engine/config.h"
 #include "cpp/engine/memory_plan.h"
@@ -11,8 +16,34 @@ namespace py = pybind11;
 namespace llmsrv::bindings {
 namespace {
 
+template <typename T>
+using Choices = std::array<std::pair<const char*, T>, 3>;
+
+constexpr Choices<PreemptionMode> kPreemptionModes{
+    {{"auto", PreemptionMode::kAuto}, {"swap", PreemptionMode::kSwap}, {"recompute", PreemptionMode::kRecompute}}};
+constexpr Choices<SchedulingPolicy> kSchedulingPolicies{
+    {{"fcfs", SchedulingPolicy::kFcfs}, {"priority", SchedulingPolicy::kPriority}, {"fair", SchedulingPolicy::kFair}}};
+
+// Throws std::invalid_argument that names the field and its choices.
+template <typename T>
+T parse_choice(const Choices<T>& choices, const std::string& name, const std::string& field) {
+  for (const auto& [known, value] : choices) {
+    if (name == known) return value;
+  }
+  throw std::invalid_argument(field + ": must be " + choices[0].first + ", " + choices[1].first + " or " +
+                              choices[2].first + ", not '" + name + "'");
+}
+
+template <typename T>
+const char* choice_name(const Choices<T>& choices, T value) {
+  return std::ranges::find(choices, value, &Choices<T>::value_type::second)->first;
+}
+
 EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, int max_num_batched_tokens,
-                         std::size_t kv_cache_memory, const std::string& kv_cache_dtype, int max_queued_requests,
+                         std::size_t kv_cache_memory, const std::string& kv_cache_dtype, std::size_t swap_space,
+                         const std::string& preemption_mode, const std::string& scheduling_policy,
+                         std::map<std::string, double> tenant_weights, std::optional<double> idle_timeout,
+                         std::optional<std::string> trace_steps, int max_queued_requests,
                          std::int64_t max_queued_tokens, int max_logprobs, int max_choices, bool prefix_cache,
                          int prefix_hash_bits, std::vector<TokenId> eos_token_ids) {
   EngineConfig config;
@@ -22,6 +53,12 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
   config.max_num_batched_tokens = max_num_batched_tokens;
   config.kv_cache_memory = kv_cache_memory;
   config.kv_cache_dtype = parse_dtype(kv_cache_dtype, "kv_cache_dtype");
+  config.swap_space = swap_space;
+  config.preemption_mode = parse_choice(kPreemptionModes, preemption_mode, "preemption_mode");
+  config.scheduling_policy = parse_choice(kSchedulingPolicies, scheduling_policy, "scheduling_policy");
+  config.tenant_weights = std::move(tenant_weights);
+  config.idle_timeout = idle_timeout;
+  config.trace_steps = std::move(trace_steps);
   config.max_queued_requests = max_queued_requests;
   config.max_queued_tokens = max_queued_tokens;
   config.max_logprobs = max_logprobs;
@@ -39,17 +76,18 @@ MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, co
                      threads);
 }
 
-}  // namespace
-
-void register_config(py::module_& module) {
+void register_engine_config(py::module_& module) {
   const EngineConfig defaults;
   py::class_<EngineConfig>(module, "EngineConfig")
       .def(py::init(&make_config), py::kw_only(), py::arg("max_model_len"), py::arg("block_size") = defaults.block_size,
            py::arg("max_num_seqs") = defaults.max_num_seqs,
            py::arg("max_num_batched_tokens") = defaults.max_num_batched_tokens,
            py::arg("kv_cache_memory") = defaults.kv_cache_memory,
-           py::arg("kv_cache_dtype") = dtype_name(defaults.kv_cache_dtype),
-           py::arg("max_queued_requests") = defaults.max_queued_requests,
+           py::arg("kv_cache_dtype") = dtype_name(defaults.kv_cache_dtype), py::arg("swap_space") = defaults.swap_space,
+           py::arg("preemption_mode") = choice_name(kPreemptionModes, defaults.preemption_mode),
+           py::arg("scheduling_policy") = choice_name(kSchedulingPolicies, defaults.scheduling_policy),
+           py::arg("tenant_weights") = defaults.tenant_weights, py::arg("idle_timeout") = defaults.idle_timeout,
+           py::arg("trace_steps") = defaults.trace_steps, py::arg("max_queued_requests") = defaults.max_queued_requests,
            py::arg("max_queued_tokens") = defaults.max_queued_tokens, py::arg("max_logprobs") = defaults.max_logprobs,
            py::arg("max_choices") = defaults.max_choices, py::arg("prefix_cache") = defaults.prefix_cache,
            py::arg("prefix_hash_bits") = defaults.prefix_hash_bits, py::arg("eos_token_ids") = defaults.eos_token_ids)
@@ -60,6 +98,16 @@ void register_config(py::module_& module) {
       .def_readonly("kv_cache_memory", &EngineConfig::kv_cache_memory)
       .def_property_readonly("kv_cache_dtype",
                              [](const EngineConfig& config) { return dtype_name(config.kv_cache_dtype); })
+      .def_readonly("swap_space", &EngineConfig::swap_space)
+      .def_property_readonly(
+          "preemption_mode",
+          [](const EngineConfig& config) { return choice_name(kPreemptionModes, config.preemption_mode); })
+      .def_property_readonly(
+          "scheduling_policy",
+          [](const EngineConfig& config) { return choice_name(kSchedulingPolicies, config.scheduling_policy); })
+      .def_readonly("tenant_weights", &EngineConfig::tenant_weights)
+      .def_readonly("idle_timeout", &EngineConfig::idle_timeout)
+      .def_readonly("trace_steps", &EngineConfig::trace_steps)
       .def_readonly("max_queued_requests", &EngineConfig::max_queued_requests)
       .def_readonly("max_queued_tokens", &EngineConfig::max_queued_tokens)
       .def_readonly("max_logprobs", &EngineConfig::max_logprobs)
@@ -67,6 +115,12 @@ void register_config(py::module_& module) {
       .def_readonly("prefix_cache", &EngineConfig::prefix_cache)
       .def_readonly("prefix_hash_bits", &EngineConfig::prefix_hash_bits)
       .def_readonly("eos_token_ids", &EngineConfig::eos_token_ids);
+}
+
+}  // namespace
+
+void register_config(py::module_& module) {
+  register_engine_config(module);
 
   py::class_<MemoryPlan>(module, "MemoryPlan")
       .def_readonly("weights_bytes", &MemoryPlan::weights_bytes)
@@ -74,6 +128,8 @@ void register_config(py::module_& module) {
       .def_property_readonly("kv_cache_bytes", [](const MemoryPlan& plan) { return plan.kv_cache.bytes(); })
       .def_property_readonly("kv_block_bytes", [](const MemoryPlan& plan) { return plan.kv_cache.block_bytes(); })
       .def_property_readonly("kv_blocks", [](const MemoryPlan& plan) { return plan.kv_cache.blocks; })
+      .def_property_readonly("swap_bytes", [](const MemoryPlan& plan) { return plan.swap.bytes(); })
+      .def_property_readonly("swap_blocks", [](const MemoryPlan& plan) { return plan.swap.blocks; })
       .def_property_readonly("total_bytes", &MemoryPlan::total_bytes);
 
   module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),

@@ -94,6 +94,12 @@ class EngineConfig:
         max_num_batched_tokens: int = 512,
         kv_cache_memory: int = 536870912,
         kv_cache_dtype: str = "bfloat16",
+        swap_space: int = 134217728,
+        preemption_mode: str = "auto",
+        scheduling_policy: str = "fcfs",
+        tenant_weights: Mapping[str, float] = {},
+        idle_timeout: float | None = None,
+        trace_steps: str | None = None,
         max_queued_requests: int = 1024,
         max_queued_tokens: int = 1048576,
         max_logprobs: int = 20,
@@ -108,6 +114,12 @@ class EngineConfig:
     max_num_batched_tokens: int
     kv_cache_memory: int
     kv_cache_dtype: str
+    swap_space: int
+    preemption_mode: str  # "auto", "swap" or "recompute"
+    scheduling_policy: str  # "fcfs", "priority" or "fair"
+    tenant_weights: dict[str, float]
+    idle_timeout: float | None
+    trace_steps: str | None
     max_queued_requests: int
     max_queued_tokens: int
     max_logprobs: int
@@ -124,6 +136,8 @@ class MemoryPlan:
     kv_cache_bytes: int
     kv_block_bytes: int
     kv_blocks: int
+    swap_bytes: int
+    swap_blocks: int
     @property
     def total_bytes(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""The `llmsrv` command: demo, generate, version. The daemon has its own, `llmsrv-grpc`."""
+"""The `llmsrv` command: demo, generate, plan, version. The daemon has its own, `llmsrv-grpc`."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from llmsrv.config import EngineOptions, ServeConfig, parse_size
+from llmsrv.config import EngineOptions, ServeConfig, flags_of, from_flags, parse_model_len, parse_size
 from llmsrv.errors import ServiceError
 from llmsrv.params import SamplingParams
 
@@ -62,7 +62,9 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
     dtype: Annotated[str, typer.Option(help="Type of the weight matrices: bfloat16 or float32.")] = "bfloat16",
     threads: Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus output.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(parser=parse_model_len, help="Longest prompt plus output.")
+    ] = None,
     kv_cache_memory: Annotated[int | None, typer.Option(parser=parse_size, help="For example 4GiB.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the generated text only.")] = False,
 ) -> None:
@@ -105,6 +107,23 @@ def demo(
         uvloop.run(_demo(model, question, keep))
     except (ValueError, OSError, ImportError) as error:
         _fail(error)
+
+
+def plan(**options: object) -> None:
+    """Print the memory plan of a model, and how many sequences fit, without loading it. Status 1 when it does not fit.
+
+    Takes every option of an engine, as llmsrv-grpc does.
+    """
+    from llmsrv.engine import plan_engine
+
+    try:
+        plan_engine(from_flags(EngineOptions, options), report=print)
+    except (ValueError, OSError, ImportError) as error:
+        _fail(error)
+
+
+plan.__signature__ = flags_of(EngineOptions)  # type: ignore[attr-defined]
+app.command()(plan)
 
 
 def _generate(options: EngineOptions, prompt: str, chat: bool, params: SamplingParams, quiet: bool) -> None:

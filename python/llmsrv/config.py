@@ -4,13 +4,25 @@ The fields that the core also has equal cpp/engine/config.h in name and default 
 stands where the core needs a figure that is worked out from the model (engine.py).
 """
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from inspect import Parameter, Signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+T = TypeVar("T", bound="EngineOptions")
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_MAX = 1 << 62
+_DTYPES = ("bfloat16", "float32")
+_CHOICES = {
+    "dtype": _DTYPES,
+    "kv_cache_dtype": _DTYPES,
+    "preemption_mode": ("auto", "swap", "recompute"),
+    "scheduling_policy": ("fcfs", "priority", "fair"),
+}
 
 
 def parse_size(text: str | int) -> int:
@@ -23,9 +35,52 @@ def parse_size(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _option(help_text: str, default: Any = MISSING, *, parser: Callable[[str], Any] | None = None) -> Any:  # noqa: ANN401
-    """A dataclass field that is also a flag."""
-    return field(default=default, metadata={"help": help_text, "parser": parser})
+def parse_swap_space(text: str) -> int:
+    """The same, but a plain number means GiB, as it does wherever this option exists. Bytes."""
+    size = str(text).strip()
+    return parse_size(size if size.endswith("iB") else f"{size}GiB")
+
+
+def parse_model_len(text: str) -> int | None:
+    """Tokens, or None for "auto": chosen when the model is known."""
+    if text.strip() == "auto":
+        return None
+    if not re.fullmatch(r"\s*0*[1-9][0-9]{0,9}\s*", text):
+        raise ValueError(f"{text!r} is not a length in tokens: write auto or a positive number")
+    return int(text)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from "10m", "30s", "1h" or a plain number of seconds."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write seconds, or a number with ms, s, m, h or d, for example 10m")
+    return float(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def parse_tenant_weight(text: str) -> tuple[str, float]:
+    """A tenant and its weight from "NAME=WEIGHT"; the name may have a = in it."""
+    name, equals, weight = text.rpartition("=")
+    try:
+        return name, float(weight if equals else "")
+    except ValueError:
+        raise ValueError(f"{text!r} is not a tenant's weight: write NAME=WEIGHT, for example alice=2") from None
+
+
+def _option(
+    help_text: str,
+    default: Any = MISSING,  # noqa: ANN401
+    *,
+    parser: Callable[[str], Any] | None = None,
+    written: str | None = None,
+    repeated: str | None = None,
+) -> Any:  # noqa: ANN401
+    """A dataclass field that is also a flag.
+
+    `written`: the default as one would write it. `repeated`: the flag of one entry, for a field that is a mapping.
+    """
+    metadata = {"help": help_text, "parser": parser, "written": written, "repeated": repeated}
+    return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +91,10 @@ class EngineOptions:
     dtype: str = _option("Type of the weight matrices in memory: bfloat16 or float32.", "bfloat16")
     threads: int | None = _option("Compute threads. Default: physical cores.", None)
     max_model_len: int | None = _option(
-        "Longest prompt plus output in tokens. Default: the model's own, or less if the KV cache is too small for it.",
+        "Longest prompt plus output in tokens. Default, and auto: the model's own, or less if the KV cache is too "
+        "small for it.",
         None,
+        parser=parse_model_len,
     )
     block_size: int = _option("Tokens per KV block: 8, 16 or 32.", 16)
     max_num_seqs: int = _option("Most sequences that run at once.", 64)
@@ -48,6 +105,32 @@ class EngineOptions:
         parser=parse_size,
     )
     kv_cache_dtype: str = _option("Type of the KV cache: bfloat16 or float32.", "bfloat16")
+    swap_space: int = _option(
+        "Host memory for keys and values of preempted sequences: GiB, or for example 512MiB.",
+        128 << 20,
+        parser=parse_swap_space,
+        written="128MiB",
+    )
+    preemption_mode: str = _option(
+        "What becomes of a sequence's keys and values when memory is short: swap, recompute, or auto, the cheaper.",
+        "auto",
+    )
+    scheduling_policy: str = _option(
+        "Who goes first: fcfs, priority (of the request; lower is earlier), or fair (shares of tokens per tenant).",
+        "fcfs",
+    )
+    tenant_weights: Mapping[str, float] = _option(
+        "A tenant's weight under the policy fair, as NAME=WEIGHT; may be given several times. Default: 1 each.",
+        parser=parse_tenant_weight,
+        repeated="--tenant-weight",
+    )
+    idle_timeout: float | None = _option(
+        "Give the KV cache's memory back to the system after so long without requests, for example 10m. "
+        "Default: never.",
+        None,
+        parser=parse_duration,
+    )
+    trace_steps: str | None = _option("File that gets the plan of every step, a line of JSON each.", None)
     max_queued_requests: int = _option("Most waiting requests; the next one gets RESOURCE_EXHAUSTED.", 1024)
     max_queued_tokens: int = _option("Most prompt tokens of waiting requests together.", 1048576)
     max_logprobs: int = _option("Most top_logprobs that a request may ask for.", 20)
@@ -58,13 +141,24 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model: must not be empty")
-        for name in ("dtype", "kv_cache_dtype"):
-            if getattr(self, name) not in ("bfloat16", "float32"):
-                raise ValueError(f"{name}: must be bfloat16 or float32, not {getattr(self, name)!r}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise ValueError(f"{name}: must be {listed}, not {getattr(self, name)!r}")
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, not {value}")
+        for name in ("kv_cache_memory", "swap_space"):
+            if not 0 <= (getattr(self, name) or 0) <= _SIZE_MAX:
+                raise ValueError(f"{name}: must be in 0..{_SIZE_MAX} bytes, not {getattr(self, name)}")
+        for name, weight in self.tenant_weights.items():
+            if not name or not 0 < weight < math.inf:
+                raise ValueError(f"tenant_weights: needs a name and a weight above 0, not {name!r}: {weight}")
+        if self.idle_timeout is not None and not 0 < self.idle_timeout < math.inf:
+            raise ValueError(f"idle_timeout: must be above 0 seconds, not {self.idle_timeout}")
+        if self.trace_steps == "":
+            raise ValueError("trace_steps: must not be empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +183,61 @@ class ServeConfig(EngineOptions):
 
 
 def flags_of(options: type[EngineOptions]) -> Signature:
-    """A signature with one typer option for each field, for a command that takes them as keyword arguments."""
+    """A signature with one typer option for each field, for a command that takes them as keyword arguments.
+
+    The command makes the options of them with from_flags().
+    """
     import typer
 
     hints = get_type_hints(options)
     parameters = []
     for each in fields(options):
+        repeated = each.metadata["repeated"]
         option = typer.Option(
-            help=each.metadata["help"], parser=each.metadata["parser"], show_default=each.default is not None
+            *([repeated] if repeated else []),
+            help=each.metadata["help"],
+            metavar="NAME=VALUE" if repeated else None,
+            parser=each.metadata["parser"],
+            show_default=each.default not in (None, MISSING),
         )
+        default = Parameter.empty if each.default is MISSING else each.metadata["written"] or each.default
         parameters.append(
             Parameter(
                 each.name,
                 Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if each.default is MISSING else each.default,
-                annotation=Annotated[hints[each.name], option],
+                default=[] if repeated else default,
+                annotation=Annotated[list[str] if repeated else hints[each.name], option],
             )
         )
     return Signature(parameters)
+
+
+def from_flags(options: type[T], values: Mapping[str, Any]) -> T:
+    """Options made of what the flags of flags_of() were given. Raises ValueError as the options themselves do."""
+    repeated = {each.name for each in fields(options) if each.metadata["repeated"]}
+    made: dict[str, Any] = dict(values)
+    for name in repeated & made.keys():
+        made[name] = _mapping(name, made[name])
+    return options(**made)
+
+
+def from_values(options: type[T], values: Mapping[str, Any]) -> T:
+    """Options made of values that may be written as for the flags: "4GiB" for a size, "auto" for max_model_len."""
+    parsers = {each.name: each.metadata["parser"] for each in fields(options) if not each.metadata["repeated"]}
+    parsed = dict(values)
+    for name, value in values.items():
+        if parsers.get(name) and isinstance(value, str | int | float):
+            try:
+                parsed[name] = parsers[name](str(value))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return options(**parsed)
+
+
+def _mapping(name: str, pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    result: dict[str, float] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"{name}: {key!r} is given twice")
+        result[key] = value
+    return result

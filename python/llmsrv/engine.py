@@ -1,10 +1,9 @@
 """The typed face of the core for the service, and loading: from a model's name to an engine that steps.
 
-Nothing above this module touches `_core`. The core's library, numpy and the tokenizer library are imported only when
-something is loaded, so that `import llmsrv` and a command's --help stay quick.
+Nothing above this module and memory.py touches `_core`. The core's library, numpy and the tokenizer library are
+imported only when something is loaded, so that `import llmsrv` and a command's --help stay quick.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,16 @@ from typing import TYPE_CHECKING
 
 from llmsrv.config import EngineOptions
 from llmsrv.errors import Code, ServiceError, Violation
+from llmsrv.memory import (
+    available_bytes,
+    check_plan,
+    core_config,
+    describe_plan,
+    describe_room,
+    fit,
+    plan_memory,
+    resident_bytes,
+)
 from llmsrv.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +34,6 @@ if TYPE_CHECKING:
     from llmsrv.weights.load import ModelFiles
     from llmsrv.weights.progress import ProgressCallback
 
-DEFAULT_KV_CACHE_BYTES = 512 << 20
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 SERVER_DEFAULTS = SamplingParams(
     temperature=1.0,
@@ -35,21 +43,6 @@ SERVER_DEFAULTS = SamplingParams(
     frequency_penalty=0.0,
     presence_penalty=0.0,
     repetition_penalty=1.0,
-)
-# The options that go to the core under the same name.
-CORE_FIELDS = (
-    "max_model_len",
-    "block_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_memory",
-    "kv_cache_dtype",
-    "max_queued_requests",
-    "max_queued_tokens",
-    "max_logprobs",
-    "max_choices",
-    "prefix_cache",
-    "prefix_hash_bits",
 )
 _DEFAULTED = tuple(each.name for each in fields(SamplingParams) if getattr(SERVER_DEFAULTS, each.name) is not None)
 
@@ -185,35 +178,29 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     `report` takes one line at a time; without it nothing is printed, a progress bar neither.
     """
     from llmsrv import _core
-    from llmsrv.weights.fetch import resolve_model
-    from llmsrv.weights.load import inspect_model, load_weights
+    from llmsrv.weights.load import load_weights
 
     tell = report or _silent
     clock = _Clock(tell)
-    with _FetchProgress(report) as fetching:
-        path = resolve_model(options.model, progress=fetching)
-    files = inspect_model(path)
-    threads = options.threads or _core.physical_cores()
-    clock.lap(f"read {path.name}: {files.architecture} {files.quantization}".rstrip())
+    files = _inspect(options, report)
+    clock.lap(f"read {files.path.name}: {files.architecture} {files.quantization}".rstrip())
     # The tokenizer is built beside the weights: both spend most of their time without the GIL.
     with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
         text = pool.submit(_load_text, files)
-        config = fit(files.spec, replace(options, threads=threads), tell)
-        plan = _core.plan_memory(
-            files.spec, weights_dtype=config.dtype, config=_core_config(config, ()), threads=threads
-        )
-        tell(describe_plan(plan, config, process_bytes=resident_bytes()))
+        config, plan = _plan(files, options, tell)
+        check_plan(files.spec, plan, config, available_bytes())
+        threads = config.threads or 1
         with _weights_progress(report) as progress:
             weights = load_weights(files, dtype=config.dtype, threads=threads, progress=progress)
         clock.lap("loaded the weights")
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
-    core_config = _core_config(config, eos_token_ids)
-    core = _core.Engine(weights, core_config, threads=threads)
+    own_config = core_config(config, eos_token_ids)
+    core = _core.Engine(weights, own_config, threads=threads)
     clock.lap(f"started the engine on {core.device} with {threads} threads")
     return LoadedModel(
-        name=name or _default_name(options.model, path),
+        name=name or _default_name(options.model, files.path),
         architecture=files.architecture,
         quantization=files.quantization,
         engine=Engine(core),
@@ -222,66 +209,18 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         defaults=_defaults(files, tell),
         eos_token_ids=eos_token_ids,
         vocab_size=files.spec.vocab_size,
-        max_model_len=core_config.max_model_len,
+        max_model_len=own_config.max_model_len,
         config=config,
         plan=plan,
     )
 
 
-def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Report) -> EngineOptions:
-    """Chooses what was left open of max_model_len and kv_cache_memory.
-
-    The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
-    where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
-    figures.
-    """
-    own, block_size = spec.max_position, options.block_size
-    block_bytes = _kv_block_bytes(spec, options)
-    memory, max_len = options.kv_cache_memory, options.max_model_len
-    if max_len is None:
-        fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
-        max_len = max(min(own, fitting), 2)
-        if max_len < own:
-            report(f"max_model_len is {max_len}, not the model's {own}: more does not fit into the KV cache")
-    if memory is None:
-        needed = -(-max_len // block_size) * block_bytes
-        memory = DEFAULT_KV_CACHE_BYTES
-        if memory < needed <= available_bytes():
-            memory = needed
-    return replace(options, max_model_len=max_len, kv_cache_memory=memory)
-
-
-def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
-    """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
-    token_bytes = plan.kv_block_bytes / config.block_size
-    rows = [
-        ("weights", plan.weights_bytes, config.dtype),
-        ("workspace", plan.workspace_bytes, f"{config.max_num_batched_tokens} tokens per step"),
-        (
-            "KV cache",
-            plan.kv_cache_bytes,
-            f"{plan.kv_blocks} blocks of {config.block_size} tokens, {token_bytes:.0f} B/token",
-        ),
-        ("process", process_bytes, "measured before loading"),
-        ("total", plan.total_bytes + process_bytes, ""),
-    ]
-    lines = [f"  {label:<10} {size / (1 << 20):9.1f} MiB  {note}".rstrip() for label, size, note in rows]
-    return "\n".join(["memory plan:", *lines])
-
-
-def resident_bytes() -> int:
-    """Memory that this process holds now."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def available_bytes() -> int:
-    """Memory that the machine could give without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    raise OSError("/proc/meminfo has no MemAvailable")
+def plan_engine(options: EngineOptions, *, report: Report) -> None:
+    """Reports what load_engine() would take, from the model's headers alone. Raises ValueError or OSError likewise."""
+    files = _inspect(options, report)
+    config, plan = _plan(files, options, report)
+    report(describe_room(plan, config))
+    check_plan(files.spec, plan, config, available_bytes())
 
 
 class _Clock:
@@ -317,6 +256,22 @@ class _FetchProgress(ExitStack):
 
             self._shown = self.enter_context(show_progress("fetching the model"))
         self._shown(done, total)
+
+
+def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
+    from llmsrv.weights.fetch import resolve_model
+    from llmsrv.weights.model_files import inspect_model
+
+    with _FetchProgress(report) as fetching:
+        path = resolve_model(options.model, progress=fetching)
+    return inspect_model(path)
+
+
+def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
+    config = fit(files.spec, options, report)
+    plan = plan_memory(files.spec, config)
+    report(describe_plan(plan, config, process_bytes=resident_bytes()))
+    return config, plan
 
 
 def _weights_progress(report: Report | None) -> "AbstractContextManager[ProgressCallback]":
@@ -361,25 +316,6 @@ def _defaults(files: "ModelFiles", report: Report) -> SamplingParams:
         min_p=own.min_p,
         repetition_penalty=own.repetition_penalty,
     )
-
-
-def _kv_block_bytes(spec: "_core.ModelSpec", options: EngineOptions) -> int:
-    from llmsrv import _core
-
-    # Any budget that holds one block does: the size of a block depends on the model and the type alone.
-    probe = replace(options, max_model_len=2, kv_cache_memory=1 << 40)
-    plan = _core.plan_memory(
-        spec, weights_dtype=options.dtype, config=_core_config(probe, ()), threads=options.threads or 1
-    )
-    return plan.kv_block_bytes
-
-
-def _core_config(options: EngineOptions, eos_token_ids: Sequence[int]) -> "_core.EngineConfig":
-    """REQUIRES: max_model_len and kv_cache_memory are filled in."""
-    from llmsrv import _core
-
-    own = {each: getattr(options, each) for each in CORE_FIELDS}
-    return _core.EngineConfig(**own, eos_token_ids=list(eos_token_ids))
 
 
 class _Narrow:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmsrv.config import EngineOptions, parse_size
+from llmsrv.config import EngineOptions, from_values
 from llmsrv.engine import LoadedModel, load_engine
 from llmsrv.errors import Code, ServiceError
 from llmsrv.params import (
@@ -43,7 +43,11 @@ class LLM:
     """
 
     def __init__(self, model: str, *, quiet: bool = False, **options: Any) -> None:  # noqa: ANN401
-        """Loads `model`; `options` are the fields of EngineOptions. Raises ValueError, OSError or TypeError."""
+        """Loads `model`; `options` are the fields of EngineOptions, written as for the flags where that is shorter.
+
+        So `kv_cache_memory="4GiB"`, `idle_timeout="10m"`, and `swap_space=4` is GiB. Raises ValueError, OSError or
+        TypeError.
+        """
         self._begin(_load(model, quiet, options))
 
     @classmethod
@@ -206,9 +210,8 @@ async def _start(model: LoadedModel) -> GenerationService:
 
 
 def _load(model: str, quiet: bool, options: Mapping[str, Any]) -> LoadedModel:
-    if isinstance(options.get("kv_cache_memory"), str):
-        options = {**options, "kv_cache_memory": parse_size(options["kv_cache_memory"])}
-    return load_engine(EngineOptions(model=model, **options), report=None if quiet else _report)
+    given = from_values(EngineOptions, {"model": model, **options})
+    return load_engine(given, report=None if quiet else _report)
 
 
 def _report(line: str) -> None:

@@ -57,6 +57,41 @@ def test_generate_prints_the_text(smollm2_path):
     assert "memory plan" in loud.stderr
 
 
+# Weights, workspace, cache and swap; what the process itself holds differs from run to run.
+PLANNED_ROW = re.compile(r"^  (weights|workspace|KV cache|swap) +([\d.]+) MiB  (.+)$", re.MULTILINE)
+
+
+def test_plan_prints_what_an_engine_takes(smollm2_path):
+    flags = ("--model", str(smollm2_path), "--max-model-len", "2048", "--kv-cache-memory", "100MiB")
+    planned = llmsrv_command("plan", *flags, "--swap-space", "32MiB", "--threads", "2")
+    assert planned.returncode == 0, planned.stderr
+    assert re.search(r"^sequences that fit at once: 2 of max_model_len 2,048, 4 of 1,024 tokens", planned.stdout, re.M)
+    code = (
+        "from llmsrv import LLM\n"
+        f"with LLM({str(smollm2_path)!r}, max_model_len=2048, kv_cache_memory='100MiB', swap_space='32MiB', threads=2)"
+        " as llm:\n"
+        "    plan = llm.model.plan\n"
+        "    print(plan.weights_bytes, plan.workspace_bytes, plan.kv_cache_bytes, plan.swap_bytes)\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_S, check=True)
+    assert PLANNED_ROW.findall(planned.stdout) == PLANNED_ROW.findall(loaded.stderr)
+    figures = [figure for _, figure, _ in PLANNED_ROW.findall(planned.stdout)]
+    assert figures == [f"{int(size) / (1 << 20):.1f}" for size in loaded.stdout.split()]
+
+
+def test_what_does_not_fit_is_refused_before_loading(smollm2_path):
+    for size, says in (
+        ("9TiB", "error: not enough memory: the plan needs "),
+        ("4MiB", "error: kv_cache_memory is too"),
+    ):
+        flags = ("--model", str(smollm2_path), "--max-model-len", "2048", "--kv-cache-memory", size)
+        for result in (llmsrv_command("plan", *flags), llmsrv_command("generate", *flags, "x")):
+            assert result.returncode == 1
+            assert result.stderr.splitlines()[-1].startswith(says)
+            assert "the largest max_model_len" in result.stderr
+            assert "loaded the weights" not in result.stderr
+
+
 def test_generate_says_what_is_wrong(smollm2_path):
     for arguments in (
         ("--model", str(smollm2_path), "--top-p", "7", "x"),
@@ -72,4 +107,4 @@ def test_generate_says_what_is_wrong(smollm2_path):
 def test_version_and_help():
     assert llmsrv_command("version").stdout == llmsrv_command("--version").stdout == f"llmsrv {llmsrv.__version__}\n"
     help_text = llmsrv_command("--help").stdout
-    assert all(name in help_text for name in ("demo", "generate", "version", "llmsrv-grpc"))
+    assert all(name in help_text for name in ("demo", "generate", "plan", "version", "llmsrv-grpc"))

@@ -37,7 +37,7 @@ def tiny_weights(dtype="bfloat16", seed=0, **changes):
 def engine(weights, threads=2, **options):
     config = _core.EngineConfig(
         **({"max_model_len": MAX_LEN, "kv_cache_memory": 1 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64,
-            "eos_token_ids": [EOS]} | options)
+            "swap_space": 1 << 20, "eos_token_ids": [EOS]} | options)
     )  # fmt: skip
     running = _core.Engine(weights, config, threads=threads)
     try:

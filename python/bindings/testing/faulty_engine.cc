@@ -49,6 +49,10 @@ class FaultyBackend : public Backend {
                           TensorView out) override {
     real_->paged_attention(qkv, shape, cache, ranges, options, out);
   }
+  void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
+                      std::span<const BlockMove> moves) override {
+    real_->move_blocks(from, to, moves);
+  }
   void do_silu_mul(TensorView gate_up, TensorView out) override { real_->silu_mul(gate_up, out); }
 
   std::unique_ptr<Backend> real_;

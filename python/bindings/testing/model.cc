@@ -70,6 +70,31 @@ class LoneSequence {
   int length_ = 0;
 };
 
+// The memory of a whole cache, with threads of its own.
+struct CacheMemory {
+  CacheMemory(int layers, int blocks, std::size_t layer_block_bytes, int threads)
+      : pool(threads), cache({layers, blocks, kBlockSize, DType::kBf16, layer_block_bytes}, pool) {}
+  ThreadPool pool;
+  KvCache cache;
+};
+
+// One layer's memory, [blocks, bytes of a block]. It is the cache itself, not a copy.
+py::array_t<std::uint8_t> layer_bytes(const py::object& self, int index) {
+  const KvLayer layer = self.cast<const CacheMemory&>().cache.layer(index);
+  const std::vector<py::ssize_t> shape{layer.blocks, static_cast<py::ssize_t>(layer.block_bytes)};
+  return py::array_t<std::uint8_t>(shape, reinterpret_cast<std::uint8_t*>(layer.data), self);
+}
+
+void register_cache_memory(py::module_& module) {
+  py::class_<CacheMemory>(module, "CacheMemory")
+      .def(py::init<int, int, std::size_t, int>(), py::kw_only(), py::arg("layers"), py::arg("blocks"),
+           py::arg("layer_block_bytes"), py::arg("threads") = 2)
+      .def_property_readonly("layer_count", [](const CacheMemory& memory) { return memory.cache.layers().size(); })
+      .def("layer", &layer_bytes, py::arg("index"))
+      .def("give_back", [](CacheMemory& memory) { memory.cache.give_back(); })
+      .def("take", [](CacheMemory& memory) { memory.cache.take(memory.pool); });
+}
+
 // [tokens, vocab]
 py::array_t<float> forward_logits(const Weights& weights, const std::vector<TokenId>& tokens, int chunk,
                                   const std::string& kv_cache_dtype, int threads, const std::string& isa) {
@@ -115,6 +140,7 @@ long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt
 
 void register_model(py::module_& module) {
   py::module_::import("llmsrv._core");  // its types are arguments here
+  register_cache_memory(module);
   module.def("forward_logits", &forward_logits, py::arg("weights"), py::arg("tokens"), py::kw_only(),
              py::arg("chunk") = 64, py::arg("kv_cache_dtype") = "float32", py::arg("threads") = 1, py::arg("isa") = "");
   module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(),

@@ -45,6 +45,24 @@ long paged_attention(TestBackend& test, Floats qkv, KvCache& cache,
   return allocation_count() - before;
 }
 
+// One cache per layer on both sides. moves: (from, to).
+long move_blocks(TestBackend& test, const std::vector<const KvCache*>& from, const std::vector<const KvCache*>& to,
+                 const std::vector<std::pair<BlockId, BlockId>>& moves) {
+  const auto layers = [](const std::vector<const KvCache*>& caches) {
+    std::vector<KvLayer> result;
+    for (const KvCache* cache : caches) result.push_back(cache->layer);
+    return result;
+  };
+  const std::vector<KvLayer> from_layers = layers(from);
+  const std::vector<KvLayer> to_layers = layers(to);
+  std::vector<BlockMove> block_moves;
+  for (const auto& [source, target] : moves) block_moves.push_back({source, target});
+  py::gil_scoped_release release;
+  const long before = allocation_count();
+  test.backend->move_blocks(from_layers, to_layers, block_moves);
+  return allocation_count() - before;
+}
+
 long linear(TestBackend& test, Floats in, const PackedMatrix& weight, const std::optional<Floats>& bias, bool add,
             Floats out) {
   const TensorView in_view = view(in);
@@ -97,7 +115,27 @@ void register_backend(py::module_& m) {
       .def("rope_and_store_kv", &rope_and_store_kv, py::arg("qkv").noconvert(), py::arg("cos"), py::arg("sin"),
            py::arg("positions"), py::arg("slots"), py::arg("cache"))
       .def("paged_attention", &paged_attention, py::arg("qkv").noconvert(), py::arg("cache"), py::arg("ranges"),
-           py::arg("scale"), py::arg("window"), py::arg("out").noconvert());
+           py::arg("scale"), py::arg("window"), py::arg("out").noconvert())
+      .def("move_blocks", &move_blocks, py::arg("source"), py::arg("target"), py::arg("moves"));
+}
+
+// The layer's memory as an array of bytes: [blocks, bytes of a block]. It is the cache itself, not a copy.
+py::array_t<std::uint8_t> blocks_of(const py::object& self) {
+  const auto& cache = self.cast<const KvCache&>();
+  const std::vector<py::ssize_t> shape{cache.layer.blocks, static_cast<py::ssize_t>(cache.layer.block_bytes)};
+  return py::array_t<std::uint8_t>(shape, reinterpret_cast<std::uint8_t*>(cache.layer.data), self);
+}
+
+void register_cache(py::module_& m) {
+  py::class_<KvCache>(m, "KvCache")
+      .def(py::init<const TestBackend&, const HeadShape&, int, const std::string&, int>(), py::arg("backend"),
+           py::arg("shape"), py::arg("block_size"), py::arg("dtype"), py::arg("blocks"))
+      .def_property_readonly("nbytes", [](const KvCache& cache) { return cache.buffer.size(); })
+      .def_property_readonly("blocks", &blocks_of)
+      .def(
+          "fill",  // every byte of the cache; 0xff makes every element a NaN
+          [](KvCache& cache, int byte) { std::memset(cache.buffer.data(), byte, cache.buffer.size()); },
+          py::arg("byte"));
 }
 
 }  // namespace
@@ -117,14 +155,7 @@ void register_ops(py::module_& m) {
 
   register_backend(m);
 
-  py::class_<KvCache>(m, "KvCache")
-      .def(py::init<const TestBackend&, const HeadShape&, int, const std::string&, int>(), py::arg("backend"),
-           py::arg("shape"), py::arg("block_size"), py::arg("dtype"), py::arg("blocks"))
-      .def_property_readonly("nbytes", [](const KvCache& cache) { return cache.buffer.size(); })
-      .def(
-          "fill",  // every byte of the cache; 0xff makes every element a NaN
-          [](KvCache& cache, int byte) { std::memset(cache.buffer.data(), byte, cache.buffer.size()); },
-          py::arg("byte"));
+  register_cache(m);
 }
 
 }  // namespace llmsrv::testing

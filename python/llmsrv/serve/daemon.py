@@ -12,7 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from llmsrv.config import ServeConfig, flags_of
+from llmsrv.config import ServeConfig, flags_of, from_flags
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
@@ -29,7 +29,7 @@ def main() -> None:
         Answers llmsrv.v1, grpc.health.v1 and reflection. Ctrl-C or SIGTERM finishes what runs, then exits.
         """
         try:
-            config = ServeConfig(**options)  # type: ignore[arg-type]  # the flags are made of its fields
+            config = from_flags(ServeConfig, options)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         raise typer.Exit(run(config))

@@ -1,0 +1,209 @@
+"""The memory plan (promise P8): what an engine will take, by arithmetic, before anything is loaded.
+
+Nothing here touches weights: a model's headers are enough.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmsrv.config import EngineOptions
+
+if TYPE_CHECKING:
+    from llmsrv import _core
+
+DEFAULT_KV_CACHE_BYTES = 512 << 20
+# The options that go to the core under the same name.
+CORE_FIELDS = (
+    "max_model_len",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory",
+    "kv_cache_dtype",
+    "swap_space",
+    "preemption_mode",
+    "scheduling_policy",
+    "tenant_weights",
+    "idle_timeout",
+    "trace_steps",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_logprobs",
+    "max_choices",
+    "prefix_cache",
+    "prefix_hash_bits",
+)
+_PROBE_BYTES = 1 << 40  # a KV cache that every model fits into
+_USUAL_TOKENS = 1024  # of a sequence, when the plan says how many fit
+_CGROUPS = (  # limit, used, statistics and their count of pages that could be dropped; version 2, then version 1
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Callable[[str], None]) -> EngineOptions:
+    """Chooses what was left open of max_model_len, kv_cache_memory and threads.
+
+    The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
+    where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
+    figures.
+    """
+    from llmsrv import _core
+
+    options = replace(options, threads=options.threads or _core.physical_cores())
+    own, block_size = spec.max_position, options.block_size
+    # Any budget that holds one block does: the size of a block depends on the model and the type alone.
+    block_bytes = plan_memory(spec, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes
+    memory, max_len = options.kv_cache_memory, options.max_model_len
+    if max_len is None:
+        fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
+        max_len = max(min(own, fitting), 2)
+        if max_len < own:
+            report(f"max_model_len is {max_len}, not the model's {own}: more does not fit into the KV cache")
+    if memory is None:
+        needed = -(-max_len // block_size) * block_bytes
+        memory = DEFAULT_KV_CACHE_BYTES
+        if memory < needed <= available_bytes():
+            memory = needed
+    return replace(options, max_model_len=max_len, kv_cache_memory=memory)
+
+
+def plan_memory(spec: "_core.ModelSpec", config: EngineOptions) -> "_core.MemoryPlan":
+    """The core's plan. Raises ValueError for what does not fit the model. REQUIRES: config comes from fit()."""
+    from llmsrv import _core
+
+    return _core.plan_memory(
+        spec, weights_dtype=config.dtype, config=core_config(config, ()), threads=config.threads or 1
+    )
+
+
+def core_config(config: EngineOptions, eos_token_ids: Sequence[int]) -> "_core.EngineConfig":
+    """The core's form of the options. REQUIRES: config comes from fit()."""
+    from llmsrv import _core
+
+    own = {each: getattr(config, each) for each in CORE_FIELDS}
+    own["tenant_weights"] = dict(config.tenant_weights)
+    return _core.EngineConfig(**own, eos_token_ids=list(eos_token_ids))
+
+
+def check_plan(spec: "_core.ModelSpec", plan: "_core.MemoryPlan", config: EngineOptions, available: int) -> None:
+    """Raises ValueError when the plan takes more than the `available` bytes; it says what would fit instead."""
+    if plan.total_bytes <= available:
+        return
+    message = (
+        f"not enough memory: the plan needs {_mebibytes(plan.total_bytes)}, available are {_mebibytes(available)}; "
+    )
+    largest = _largest_that_fits(spec, config, available)
+    if largest is None:
+        rest = plan.total_bytes - plan.kv_cache_bytes
+        raise ValueError(
+            f"{message}no KV cache fits, the rest alone needs {_mebibytes(rest)}"
+            f" (swap space {_mebibytes(plan.swap_bytes)})"
+        )
+    max_len, memory = largest
+    raise ValueError(
+        f"{message}the largest kv_cache_memory that fits is {_as_option(memory)}, the largest max_model_len {max_len}"
+    )
+
+
+def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
+    """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
+    token_bytes = plan.kv_block_bytes / config.block_size
+    rows = [
+        ("weights", plan.weights_bytes, config.dtype),
+        ("workspace", plan.workspace_bytes, f"{config.max_num_batched_tokens} tokens per step"),
+        (
+            "KV cache",
+            plan.kv_cache_bytes,
+            f"{plan.kv_blocks} blocks of {config.block_size} tokens, {token_bytes:.0f} B/token",
+        ),
+        ("swap", plan.swap_bytes, f"{plan.swap_blocks} blocks, preemption {config.preemption_mode}"),
+        ("process", process_bytes, "measured before loading"),
+        ("total", plan.total_bytes + process_bytes, ""),
+    ]
+    lines = [f"  {label:<10} {size / (1 << 20):9.1f} MiB  {note}".rstrip() for label, size, note in rows]
+    return "\n".join(["memory plan:", *lines])
+
+
+def describe_room(plan: "_core.MemoryPlan", config: EngineOptions) -> str:
+    """How many sequences the KV cache holds at once. REQUIRES: config comes from fit()."""
+    max_len = config.max_model_len or 0
+    lengths = {max_len: f"max_model_len {max_len:,}", _USUAL_TOKENS: f"{_USUAL_TOKENS:,} tokens"}
+    room = [
+        f"{plan.kv_blocks // -(-length // config.block_size)} of {text}"
+        for length, text in lengths.items()
+        if length <= max_len
+    ]
+    return f"sequences that fit at once: {', '.join(room)} (max_num_seqs is {config.max_num_seqs})"
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Memory that the machine, or the container around this process, could give without swapping."""
+    return min([_number_after("MemAvailable:", Path("/proc/meminfo")) << 10, *_left_in_container()])
+
+
+def _largest_that_fits(spec: "_core.ModelSpec", config: EngineOptions, available: int) -> tuple[int, int] | None:
+    """The largest max_model_len, at most the config's, and the largest kv_cache_memory beside it."""
+    block_size, longest = config.block_size, config.max_model_len or 2
+
+    def free_for_kv(blocks: int) -> tuple[int, int]:
+        """Bytes left for a KV cache when max_model_len is so many blocks; bytes of one block."""
+        length = min(blocks * block_size, longest)
+        plan = plan_memory(spec, replace(config, max_model_len=length, kv_cache_memory=_PROBE_BYTES))
+        return available - (plan.total_bytes - plan.kv_cache_bytes), plan.kv_block_bytes
+
+    def too_long(blocks: int) -> bool:
+        free, block_bytes = free_for_kv(blocks)
+        return blocks * block_bytes > free
+
+    blocks = bisect_left(range(1, -(-longest // block_size) + 1), True, key=too_long)
+    if blocks == 0:
+        return None
+    free, block_bytes = free_for_kv(blocks)
+    return min(blocks * block_size, longest), free // block_bytes * block_bytes
+
+
+def _left_in_container(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    for limit, used, statistics, droppable in _CGROUPS:
+        try:
+            allowed = (root / limit).read_text(encoding="ascii").strip()
+            if allowed != "max":
+                taken = int((root / used).read_text(encoding="ascii")) - _number_after(droppable, root / statistics)
+                yield max(int(allowed) - taken, 0)
+        except FileNotFoundError:
+            continue
+
+
+def _number_after(name: str, path: Path) -> int:
+    for line in path.read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if words[0] == name:
+            return int(words[1])
+    raise OSError(f"{path} has no {name}")
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _as_option(size: int) -> str:
+    """As the flag takes it, exactly."""
+    for unit, shift in (("MiB", 20), ("KiB", 10)):
+        if size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return str(size)
