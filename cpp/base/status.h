@@ -1,6 +1,7 @@
 // The outcome of an operation that may be refused. Codes are gRPC's, so that one table maps core -> gRPC -> HTTP.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,8 @@ struct Violation {
 class Status {
  public:
   Status() = default;  // OK
-  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(StatusCode code, std::string message, std::map<std::string, std::string> metadata = {})
+      : code_(code), message_(std::move(message)), metadata_(std::move(metadata)) {}
 
   // INVALID_ARGUMENT that names every violation. REQUIRES: !violations.empty()
   static Status invalid(std::vector<Violation> violations);
@@ -42,11 +44,14 @@ class Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
   const std::vector<Violation>& violations() const { return violations_; }
+  // What a program may read of the message: "needed_blocks" -> "9".
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   StatusCode code_ = StatusCode::kOk;
   std::string message_;
   std::vector<Violation> violations_;
+  std::map<std::string, std::string> metadata_;
 };
 
 }  // namespace llmsrv

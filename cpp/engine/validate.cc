@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -12,15 +13,16 @@ namespace {
 
 constexpr std::size_t kRequestIdBytesMax = 256;
 constexpr std::size_t kCacheSaltBytesMax = 1024;
+constexpr std::size_t kTenantBytesMax = 1024;
 constexpr std::size_t kStopStringsMax = 64;
 constexpr std::size_t kStopStringBytesMax = 1024;
 // All are compared with every generated token, and each sequence holds them.
 constexpr std::size_t kStopTokensMax = 1024;
 constexpr float kLogitBiasMax = 100.0f;
 
-std::string number(float value) {
+std::string number(double value) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%g", static_cast<double>(value));
+  std::snprintf(text, sizeof(text), "%g", value);
   return text;
 }
 
@@ -34,6 +36,10 @@ class Checker {
   // NaN is in no range.
   void in_range(float value, float min, float max, const std::string& field, const std::string& range) {
     require(value >= min && value <= max, field, "must be in " + range + ", is " + number(value));
+  }
+  void is_time(std::optional<double> seconds, const std::string& field) {
+    require(!seconds || (std::isfinite(*seconds) && *seconds > 0.0), field,
+            "must be finite and positive, is " + number(seconds.value_or(0.0)) + " s");
   }
   void in_vocabulary(const std::vector<TokenId>& ids, const std::string& field) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -64,6 +70,16 @@ class Checker {
                   std::to_string(*request.stopping.max_tokens) + ") exceed max_model_len (" +
                   std::to_string(config_.max_model_len) + ")");
     }
+  }
+
+  // Any priority is one.
+  void check_scheduling(const Request& request) {
+    require(request.tenant.size() <= kTenantBytesMax, "tenant", "must have at most 1024 bytes");
+    is_time(request.queue_timeout_s, "queue_timeout");
+    is_time(request.stopping.time_limit_s, "stopping.time_limit");
+    const std::optional<double> deadline_s = request.deadline_s;
+    require(!deadline_s || (std::isfinite(*deadline_s) && *deadline_s >= 0.0), "deadline",
+            "must be finite and not negative, is " + number(deadline_s.value_or(0.0)) + " s");
   }
 
   void check_sampling(const Request& request) {
@@ -149,6 +165,7 @@ class Checker {
 std::vector<Violation> validate(const Request& request, const ModelSpec& spec, const EngineConfig& config) {
   Checker checker(spec, config);
   checker.check_prompt(request);
+  checker.check_scheduling(request);
   checker.check_sampling(request);
   checker.check_stopping(request);
   checker.check_output(request.output);

@@ -37,6 +37,7 @@ py::object make_status_error(const Status& status) {
   error.attr("code") = static_cast<int>(status.code());
   error.attr("message") = status.message();
   error.attr("violations") = violations;
+  error.attr("metadata") = status.metadata();
   return error;
 }
 

@@ -26,6 +26,10 @@ struct PyRequest {
   OutputOptions output;
   std::string cache_salt;
   bool bypass_prefix_cache = false;
+  int priority = 0;
+  std::string tenant;
+  std::optional<double> queue_timeout_s;
+  std::optional<double> deadline_s;
 };
 
 }  // namespace
@@ -42,6 +46,10 @@ Request to_request(const py::handle& object) {
   request.output = source.output;
   request.cache_salt = source.cache_salt;
   request.bypass_prefix_cache = source.bypass_prefix_cache;
+  request.priority = source.priority;
+  request.tenant = source.tenant;
+  request.queue_timeout_s = source.queue_timeout_s;
+  request.deadline_s = source.deadline_s;
   return request;
 }
 
@@ -83,7 +91,8 @@ void register_request(py::module_& module) {
       .def_readwrite("min_tokens", &StoppingParams::min_tokens)
       .def_readwrite("stop_token_ids", &StoppingParams::stop_token_ids)
       .def_readwrite("stop_strings", &StoppingParams::stop_strings)
-      .def_readwrite("ignore_eos", &StoppingParams::ignore_eos);
+      .def_readwrite("ignore_eos", &StoppingParams::ignore_eos)
+      .def_readwrite("time_limit_s", &StoppingParams::time_limit_s);
 
   py::class_<OutputOptions>(module, "OutputOptions")
       .def(py::init<>())
@@ -99,7 +108,11 @@ void register_request(py::module_& module) {
       .def_readwrite("stopping", &PyRequest::stopping)
       .def_readwrite("output", &PyRequest::output)
       .def_readwrite("cache_salt", &PyRequest::cache_salt)
-      .def_readwrite("bypass_prefix_cache", &PyRequest::bypass_prefix_cache);
+      .def_readwrite("bypass_prefix_cache", &PyRequest::bypass_prefix_cache)
+      .def_readwrite("priority", &PyRequest::priority)
+      .def_readwrite("tenant", &PyRequest::tenant)
+      .def_readwrite("queue_timeout_s", &PyRequest::queue_timeout_s)
+      .def_readwrite("deadline_s", &PyRequest::deadline_s);
 }
 
 }  // namespace llmsrv::bindings

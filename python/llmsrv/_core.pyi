@@ -10,6 +10,7 @@ class StatusError(RuntimeError):
     code: int
     message: str
     violations: list[tuple[str, str]]  # (field path, description)
+    metadata: dict[str, str]  # what a program may read of the message
 
 class RopeScaling:
     """RoPE scaling: `kind` is "linear" (positions divided by factor) or "llama3"."""
@@ -174,6 +175,7 @@ class StoppingParams:
     stop_token_ids: list[int]
     stop_strings: list[str]
     ignore_eos: bool
+    time_limit_s: float | None  # from submission
 
 class OutputOptions:
     """What comes back beside token ids."""
@@ -194,6 +196,10 @@ class Request:
     output: OutputOptions
     cache_salt: str
     bypass_prefix_cache: bool
+    priority: int
+    tenant: str
+    queue_timeout_s: float | None  # this and the next: from submission
+    deadline_s: float | None
 
 class TokenLogprob:
     """Log-probability of a token in the model's raw distribution; `top` holds (token id, logprob), likeliest first."""
@@ -204,7 +210,10 @@ class TokenLogprob:
     top: list[tuple[int, float]]
 
 class Finish:
-    """How one sequence ended: `reason` is "stop", "length" or "aborted"; `stop_token` is set when reason is "stop"."""
+    """How one sequence ended: `reason` is "stop", "length", "time_limit" or "aborted".
+
+    `stop_token` is set when reason is "stop".
+    """
 
     reason: str
     stop_token: int | None
@@ -242,6 +251,13 @@ class Output:
     usage: Usage
     timing: Timing
 
+class StateStats:
+    """The sequences in one state: in it now, how often one came into it, time spent in it by those that left it."""
+
+    current: int
+    entered: int
+    seconds: float
+
 class EngineStats:
     """One consistent sample. Counters only grow."""
 
@@ -253,15 +269,28 @@ class EngineStats:
     kv_blocks_free: int
     kv_blocks_held: int
     kv_blocks_cached: int
+    swap_blocks_total: int
+    swap_blocks_held: int
+    utilization: float  # token slots filled / token slots held
+    oldest_wait_s: float
+    states: dict[str, StateStats]  # pending, running, swapped, preempted, finished
     steps: int
     prompt_tokens: int
     generation_tokens: int
     recomputed_tokens: int
     preemptions: int
+    swap_outs: int
+    swap_ins: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_bytes_per_second: float
+    step_seconds_per_token: float
     prefix_queries: int
     prefix_hits: int
+    copied_prefix_tokens: int
+    deadline_drops: int
     seconds_since_progress: float
-    requests: dict[str, int]  # by outcome: "stop", "length", "aborted", or a status code's name
+    requests: dict[str, int]  # by outcome: a finish reason or a status code's name
 
 class Engine:
     """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""
