@@ -36,10 +36,14 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
   SchedulerLimits limits;
   limits.block_size = config.block_size;
   limits.blocks = plan.kv_cache.blocks;
+  limits.swap_blocks = plan.swap.blocks;
   limits.max_sequences = config.max_num_seqs;
   limits.max_step_tokens = config.max_num_batched_tokens;
   limits.prefix_cache = config.prefix_cache;
   limits.prefix_hash_bits = config.prefix_hash_bits;
+  limits.preemption = config.preemption_mode;
+  limits.policy = config.scheduling_policy;
+  limits.tenant_weights = config.tenant_weights;
   return limits;
 }
 
@@ -56,10 +60,11 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
       pool_(threads),
       backend_(make_backend(pool_)),
       plan_(plan_memory(weights_->spec(), weights_->format(), config_, *backend_, threads)),
-      cache_(plan_.kv_cache, pool_),
-      decoder_(*weights_, *backend_, cache_, decoder_limits(config_)),
+      memory_(plan_, *backend_, pool_),
+      decoder_(*weights_, *backend_, memory_.cache(), decoder_limits(config_)),
       sampler_(weights_->spec().vocab_size, config_.max_num_seqs, pool_),
-      scheduler_(scheduler_limits(config_, plan_)),
+      limits_(scheduler_limits(config_, plan_)),
+      scheduler_(limits_),
       inbox_({config_.max_queued_requests, config_.max_queued_tokens}),
       outbox_(kOutboxCapacity) {
   const auto tokens = static_cast<std::size_t>(config_.max_num_batched_tokens);
@@ -67,20 +72,29 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
   inputs_.positions.reserve(tokens);
   inputs_.slots.reserve(tokens);
   inputs_.ranges.reserve(static_cast<std::size_t>(config_.max_num_seqs));
+  if (config_.trace_steps) trace_.emplace(*config_.trace_steps, limits_);
   stats_.kv_blocks_total = plan_.kv_cache.blocks;
+  stats_.swap_blocks_total = plan_.swap.blocks;
   thread_ = std::thread([this] { run(); });
 }
 
 Engine::~Engine() { shutdown(); }
 
 std::vector<Violation> Engine::validate(const Request& request) const {
-  return llmsrv::validate(request, weights_->spec(), config_);
+  return llmsrv::validate(request, weights_->spec(), config_, plan_.kv_cache.blocks);
 }
 
 std::variant<RequestKey, Status> Engine::submit(Request request) {
   std::vector<Violation> violations = validate(request);
-  std::variant<RequestKey, Status> result =
-      violations.empty() ? inbox_.submit(std::move(request)) : Status::invalid(std::move(violations));
+  std::optional<Status> misfit = never_fits(request, weights_->spec(), config_, plan_.kv_cache.blocks);
+  std::variant<RequestKey, Status> result;
+  if (!violations.empty()) {
+    result = Status::invalid(std::move(violations));
+  } else if (misfit) {
+    result = std::move(*misfit);
+  } else {
+    result = inbox_.submit(std::move(request));
+  }
   if (const Status* refusal = std::get_if<Status>(&result)) count_outcome(status_code_name(refusal->code()));
   return result;
 }
@@ -129,34 +143,112 @@ void Engine::run() {
 
 void Engine::step() {
   apply_inbox();
-  const StepPlan& plan = scheduler_.plan();
+  end_expired();
+  const StepPlan& plan = plan_step();
   update_stats(plan);
-  if (plan.empty()) return inbox_.wait();
-
+  if (plan.empty()) return rest();
   note_plan(plan);
+  if (!memory_.is_here()) memory_.take();
+  memory_.move_blocks(plan);
+  run_step(plan);
+  send();
+}
+
+const StepPlan& Engine::plan_step() {
+  const PreemptionCosts costs{memory_.swap_s_per_block(), step_cost_.seconds_per_token().value_or(0.0)};
+  scheduler_.set_costs(costs);
+  const StepPlan& plan = scheduler_.plan();
+  if (trace_ && !plan.empty()) {
+    trace_->costs(costs);
+    trace_->plan(plan);
+  }
+  return plan;
+}
+
+void Engine::run_step(const StepPlan& plan) {
+  const double start_s = monotonic_s();
+  const int token_count = plan.token_count;
   pack(plan, scheduler_, config_.block_size, inputs_);
   decoder_.forward(inputs_);
   report_prompt_logprobs(plan);
   const std::span<const Sampled> drawn = draw(plan);
   fail_unusable(plan, drawn);
+  if (trace_) trace_->commit(drawn_tokens_);
   publish(scheduler_.commit(drawn_tokens_), drawn);
-  send();
+  step_cost_.note(token_count, monotonic_s() - start_s);
+}
+
+// Nothing is in flight: waits for work, and after a while lends the KV memory to the system.
+void Engine::rest() {
+  if (trace_) trace_->flush();
+  if (config_.idle_timeout && memory_.is_here() && !inbox_.wait(config_.idle_timeout)) {
+    std::promise<int> nobody_asked;
+    clear_cache(nobody_asked);
+    memory_.give_back();
+  }
+  inbox_.wait();
 }
 
 void Engine::apply_inbox() {
   inbox_.drain(batch_);
   begin_batch();
-  for (std::promise<int>& answer : batch_.cache_clears) {
-    const int freed = scheduler_.clear_prefix_cache();
-    sample_scheduler();  // who has the answer sees it in the stats too
-    answer.set_value(freed);
-  }
+  for (std::promise<int>& answer : batch_.cache_clears) clear_cache(answer);
   batch_.cache_clears.clear();
   for (const Ending& ending : batch_.endings) {
     const auto found = requests_.find(ending.key);
     if (found != requests_.end()) end_request(*found->second, ending.reason);
   }
   send();
+}
+
+void Engine::clear_cache(std::promise<int>& answer) {
+  const int freed = scheduler_.clear_prefix_cache();
+  if (trace_) trace_->clear_prefix_cache(freed);
+  sample_scheduler();  // who has the answer sees it in the stats too
+  answer.set_value(freed);
+}
+
+void Engine::end_expired() {
+  const double now_s = monotonic_s();
+  while (const std::optional<Expiry> expiry = expiries_.take_due(now_s)) {
+    LiveRequest& live = *requests_.at(expiry->request);
+    std::erase(live.expiries, *expiry);
+    look_at(live, *expiry, now_s);
+  }
+  if (!outputs_.empty()) send();
+}
+
+// `live` may be gone afterwards.
+void Engine::look_at(LiveRequest& live, const Expiry& expiry, double now_s) {
+  switch (expiry.kind) {
+    case ExpiryKind::kQueueTimeout:
+      if (live.admitted_s) return;
+      return end_request(
+          live, Status(StatusCode::kResourceExhausted, "no place in a batch was free in time (queue_timeout)"));
+    case ExpiryKind::kLatestStart:
+      return live.admitted_s ? void() : must_start(live, now_s);
+    case ExpiryKind::kDeadline:
+      return end_request(live, Status(StatusCode::kDeadlineExceeded, "the deadline passed"));
+    case ExpiryKind::kTimeLimit:
+      return end_request(live, FinishReason::kTimeLimit);
+  }
+}
+
+// Ends a request that waits and whose first token would come after its deadline even if it were admitted now.
+void Engine::must_start(LiveRequest& live, double now_s) {
+  const int uncached = live.usage.prompt_tokens - scheduler_.findable_prompt_tokens(live.sequences.front());
+  const double prefill_s = uncached * step_cost_.seconds_per_token().value_or(0.0);
+  const double latest_s = live.submitted_s + *live.request.deadline_s - prefill_s;
+  if (latest_s > now_s) return expire_at(live, ExpiryKind::kLatestStart, latest_s);
+  end_request(live,
+              Status(StatusCode::kDeadlineExceeded,
+                     "the deadline cannot be met: it waits, and its prompt needs " + std::to_string(prefill_s) + " s"));
+}
+
+void Engine::expire_at(LiveRequest& live, ExpiryKind kind, double time_s) {
+  const Expiry expiry{time_s, live.key, kind};
+  expiries_.add(expiry);
+  live.expiries.push_back(expiry);
 }
 
 // When begin() fails, what was not begun stays in the batch, and end_everything() goes on from there.
@@ -190,13 +282,26 @@ void Engine::begin(Submission submission) {
   for (int index = 0; index < live.request.n; ++index) {
     const SequenceId id = next_sequence_++;
     live.sequences.push_back(id);
-    choices_.emplace(id, Choice{&live, index});
+    choices_.emplace(id, Choice{&live, index, states_.begin(live.submitted_s)});
   }
   requests_.emplace(live.key, std::move(owned));
+  waiting_since_.emplace(live.submitted_s, live.key);
   if (failed_) return;  // it is here only to be ended
+  set_expiries(live);
   // The other choices follow the first one's first token: by then the prompt's blocks are there to be shared.
   const bool shares = config_.prefix_cache && !live.request.bypass_prefix_cache;
   add_choices(live, 0, shares ? 1 : live.request.n);
+}
+
+void Engine::set_expiries(LiveRequest& live) {
+  const double start_s = live.submitted_s;
+  const Request& request = live.request;
+  if (request.queue_timeout_s) expire_at(live, ExpiryKind::kQueueTimeout, start_s + *request.queue_timeout_s);
+  if (request.stopping.time_limit_s) expire_at(live, ExpiryKind::kTimeLimit, start_s + *request.stopping.time_limit_s);
+  if (!request.deadline_s) return;
+  const double prefill_s = live.usage.prompt_tokens * step_cost_.seconds_per_token().value_or(0.0);
+  expire_at(live, ExpiryKind::kDeadline, start_s + *request.deadline_s);
+  expire_at(live, ExpiryKind::kLatestStart, start_s + *request.deadline_s - prefill_s);
 }
 
 void Engine::add_choices(LiveRequest& live, int first, int end) {
@@ -206,23 +311,35 @@ void Engine::add_choices(LiveRequest& live, int first, int end) {
     const bool reads = uses_cache && !(index == 0 && live.request.output.prompt_logprobs);
     CacheRules rules{live.request.cache_salt, reads, uses_cache, std::nullopt};
     if (reads && index > 0) rules.sibling = live.sequences.front();
-    scheduler_.add(std::make_unique<Sequence>(live.sequences[static_cast<std::size_t>(index)], live.prompt,
-                                              live.stop_rules, std::move(rules),
+    const SequenceId id = live.sequences[static_cast<std::size_t>(index)];
+    scheduler_.add(std::make_unique<Sequence>(id, live.prompt, live.stop_rules, std::move(rules),
                                               Claim{live.request.priority, live.request.tenant}));
+    if (trace_) trace_->add(scheduler_.sequence(id));
   }
   live.choices_added = end;
 }
 
 void Engine::note_plan(const StepPlan& plan) {
   const double now_s = monotonic_s();
+  const auto move = [&](SequenceId id, SequenceState to) -> LiveRequest& {
+    Choice& choice = choices_.at(id);
+    states_.move(choice.clock, to, now_s);
+    return *choice.live;
+  };
   for (const SequenceId id : plan.admitted) {
-    LiveRequest& live = *choices_.at(id).live;
-    if (live.admitted_s) continue;
-    live.admitted_s = now_s;
-    live.usage.cached_prompt_tokens = scheduler_.sequence(id).cached_prompt_count();
-    inbox_.leave_queue(live.usage.prompt_tokens);
+    LiveRequest& live = move(id, SequenceState::kRunning);
+    if (!live.admitted_s) note_first_admission(live, scheduler_.sequence(id), now_s);
   }
-  for (const SequenceId id : plan.preempted) ++choices_.at(id).live->preemptions;
+  for (const SequenceId id : plan.resumed) move(id, SequenceState::kRunning);
+  for (const SequenceId id : plan.preempted) ++move(id, SequenceState::kPreempted).preemptions;
+  for (const SequenceId id : plan.swapped) ++move(id, SequenceState::kSwapped).preemptions;
+}
+
+void Engine::note_first_admission(LiveRequest& live, const Sequence& sequence, double now_s) {
+  live.admitted_s = now_s;
+  live.usage.cached_prompt_tokens = sequence.cached_prompt_count();
+  waiting_since_.erase({live.submitted_s, live.key});
+  inbox_.leave_queue(live.usage.prompt_tokens);
 }
 
 void Engine::report_prompt_logprobs(const StepPlan& plan) {
@@ -318,7 +435,7 @@ void Engine::publish(std::span<const CommittedToken> committed, std::span<const 
   const double now_s = monotonic_s();
   for (const CommittedToken& token : committed) {
     const Sampled& sampled = drawn[static_cast<std::size_t>(token.row)];
-    const Choice choice = choices_.at(token.sequence);
+    Choice& choice = choices_.at(token.sequence);
     LiveRequest& live = *choice.live;
     live.last_token_s = now_s;
     if (!live.first_token_s) live.first_token_s = now_s;
@@ -334,14 +451,14 @@ void Engine::publish(std::span<const CommittedToken> committed, std::span<const 
       continue;
     }
     output.finish = token.finish;
+    states_.move(choice.clock, SequenceState::kFinished, now_s);
     choices_.erase(token.sequence);
-    end_choice(choice, std::move(output));
+    end_choice(live, std::move(output));
   }
 }
 
 // Sends the last output of a choice; the last choice ends the request.
-void Engine::end_choice(const Choice& choice, Output output) {
-  LiveRequest& live = *choice.live;
+void Engine::end_choice(LiveRequest& live, Output output) {
   if (--live.choices_left > 0) {
     outputs_.push_back(std::move(output));
     return;
@@ -349,32 +466,41 @@ void Engine::end_choice(const Choice& choice, Output output) {
   output.final = true;
   output.usage = live.usage;
   output.timing = live.timing(monotonic_s());
+  if (output.error && output.error->code() == StatusCode::kDeadlineExceeded) count_deadline_drop();
   count_outcome(output.error ? status_code_name(output.error->code()) : finish_reason_name(output.finish->reason));
   outputs_.push_back(std::move(output));
   if (!live.admitted_s) inbox_.leave_queue(live.usage.prompt_tokens);
-  inbox_.forget(live.request.id);
+  waiting_since_.erase({live.submitted_s, live.key});
+  for (const Expiry& expiry : live.expiries) expiries_.remove(expiry);
+  inbox_.forget(live.request.id, live.key);
   requests_.erase(live.key);
 }
 
 // Ends all choices that are still there. `live` is gone afterwards.
 void Engine::end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how) {
   const std::vector<SequenceId> sequences = live.sequences;
+  const double now_s = monotonic_s();
   for (const SequenceId id : sequences) {
     const auto found = choices_.find(id);
     if (found == choices_.end()) continue;
-    const Choice choice = found->second;
-    choices_.erase(found);
-    if (!failed_) scheduler_.remove(id);  // after a failure its state proves nothing and is left alone
     Output output;
     output.request = live.key;
-    output.index = choice.index;
+    output.index = found->second.index;
+    states_.move(found->second.clock, SequenceState::kFinished, now_s);
+    choices_.erase(found);
+    if (!failed_) drop_sequence(id);  // after a failure the scheduler's state proves nothing and is left alone
     if (const FinishReason* reason = std::get_if<FinishReason>(&how)) {
       output.finish = Finish{*reason, std::nullopt, false};
     } else {
       output.error = std::get<Status>(how);
     }
-    end_choice(choice, std::move(output));
+    end_choice(live, std::move(output));
   }
+}
+
+void Engine::drop_sequence(SequenceId id) {
+  // Choices that wait for the first one's first token are not there yet.
+  if (scheduler_.remove(id) && trace_) trace_->remove(id);
 }
 
 // Also ends what is still in the inbox, so that no accepted request is left without its final output.
@@ -395,6 +521,7 @@ void Engine::send() {
 
 void Engine::sample_scheduler() {
   const SchedulerStats scheduler = scheduler_.stats();
+  const Scheduler::Slots slots = scheduler_.slots();
   const std::lock_guard lock(stats_mutex_);
   // After a failure the scheduler still has what was taken from the engine.
   stats_.running = failed_ ? 0 : scheduler.running;
@@ -403,8 +530,19 @@ void Engine::sample_scheduler() {
   stats_.recomputed_tokens = scheduler.recomputed_tokens;
   stats_.prefix_queries = scheduler.prefix_queries;
   stats_.prefix_hits = scheduler.prefix_hits;
+  stats_.copied_prefix_tokens = scheduler.copied_tokens;
+  stats_.swap_outs = scheduler.swap_outs;
+  stats_.swap_ins = scheduler.swap_ins;
+  stats_.swapped_out_blocks = scheduler.swapped_out_blocks;
+  stats_.swapped_in_blocks = scheduler.swapped_in_blocks;
+  stats_.swap_bytes_per_second = memory_.swap_bytes_per_second();
+  stats_.step_seconds_per_token = step_cost_.seconds_per_token().value_or(0.0);
+  stats_.states = states_.by_name();
+  stats_.utilization = slots.held == 0 ? 0.0 : static_cast<double>(slots.filled) / static_cast<double>(slots.held);
+  oldest_waiting_since_s_ = waiting_since_.empty() ? std::nullopt : std::optional(waiting_since_.begin()->first);
   stats_.kv_blocks_held = scheduler_.pool().held_count();
   stats_.kv_blocks_cached = scheduler_.pool().cached_count();
+  if (scheduler_.swap_pool() != nullptr) stats_.swap_blocks_held = scheduler_.swap_pool()->held_count();
 }
 
 void Engine::update_stats(const StepPlan& plan) {
@@ -422,6 +560,11 @@ void Engine::update_stats(const StepPlan& plan) {
   }
 }
 
+void Engine::count_deadline_drop() {
+  const std::lock_guard lock(stats_mutex_);
+  ++stats_.deadline_drops;
+}
+
 void Engine::count_outcome(const std::string& outcome) {
   const std::lock_guard lock(stats_mutex_);
   ++stats_.requests[outcome];
@@ -431,6 +574,7 @@ EngineStats Engine::stats() const {
   const std::lock_guard lock(stats_mutex_);
   EngineStats sample = stats_;
   if (busy_) sample.seconds_since_progress = monotonic_s() - last_progress_s_;
+  if (oldest_waiting_since_s_) sample.oldest_wait_s = monotonic_s() - *oldest_waiting_since_s_;
   return sample;
 }
 

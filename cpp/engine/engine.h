@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,13 +22,17 @@
 
 #include "cpp/base/thread_pool.h"
 #include "cpp/engine/config.h"
+#include "cpp/engine/expiry.h"
 #include "cpp/engine/inbox.h"
+#include "cpp/engine/kv_memory.h"
 #include "cpp/engine/live_request.h"
 #include "cpp/engine/memory_plan.h"
 #include "cpp/engine/outbox.h"
+#include "cpp/engine/state_times.h"
 #include "cpp/engine/stats.h"
+#include "cpp/engine/step_cost.h"
+#include "cpp/engine/step_trace.h"
 #include "cpp/model/decoder.h"
-#include "cpp/model/kv_cache.h"
 #include "cpp/model/weights.h"
 #include "cpp/ops/backend.h"
 #include "cpp/sample/sampler.h"
@@ -78,21 +83,33 @@ class Engine {
   void run();
   void step();
   void apply_inbox();
+  void clear_cache(std::promise<int>& answer);
+  void end_expired();
+  void look_at(LiveRequest& live, const Expiry& expiry, double now_s);
+  void must_start(LiveRequest& live, double now_s);
+  void expire_at(LiveRequest& live, ExpiryKind kind, double time_s);
+  const StepPlan& plan_step();
+  void rest();
+  void run_step(const StepPlan& plan);
   void begin_batch();
   void begin(Submission submission);
+  void set_expiries(LiveRequest& live);
   void add_choices(LiveRequest& live, int first, int end);
   void note_plan(const StepPlan& plan);
+  void note_first_admission(LiveRequest& live, const Sequence& sequence, double now_s);
   void report_prompt_logprobs(const StepPlan& plan);
   void report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice);
   std::span<const Sampled> draw(const StepPlan& plan);
   void publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn);
   void fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn);
-  void end_choice(const Choice& choice, Output output);
+  void end_choice(LiveRequest& live, Output output);
   void end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how);
+  void drop_sequence(SequenceId id);
   void end_everything(const std::variant<FinishReason, Status>& how);
   void send();
   void update_stats(const StepPlan& plan);
   void sample_scheduler();
+  void count_deadline_drop();
   void count_outcome(const std::string& outcome);
 
   // Constant after construction:
@@ -103,10 +120,12 @@ class Engine {
   ThreadPool pool_;
   std::unique_ptr<Backend> backend_;
   MemoryPlan plan_;
-  KvCache cache_;
+  KvMemory memory_;
   Decoder decoder_;
   Sampler sampler_;
+  const SchedulerLimits limits_;
   Scheduler scheduler_;
+  std::optional<StepTrace> trace_;
 
   // Any thread:
   Inbox inbox_;
@@ -115,13 +134,18 @@ class Engine {
   std::atomic<double> last_progress_s_{0.0};
   std::atomic<bool> busy_{false};
   mutable std::mutex stats_mutex_;
-  EngineStats stats_;  // guarded by stats_mutex_
+  EngineStats stats_;                             // guarded by stats_mutex_
+  std::optional<double> oldest_waiting_since_s_;  // likewise
   std::mutex shutdown_mutex_;
 
   // Engine thread:
   std::unordered_map<RequestKey, std::unique_ptr<LiveRequest>> requests_;
   std::unordered_map<SequenceId, Choice> choices_;
   SequenceId next_sequence_ = 1;
+  ExpiryQueue expiries_;
+  std::set<std::pair<double, RequestKey>> waiting_since_;  // submission times of those that were never admitted
+  StateTimes states_;
+  StepCost step_cost_;
   bool failed_ = false;
   InboxBatch batch_;
   StepInputs inputs_;

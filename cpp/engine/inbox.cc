@@ -1,6 +1,6 @@
 #include "cpp/engine/inbox.h"
 
-#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "cpp/engine/clock.h"
@@ -25,6 +25,7 @@ std::variant<RequestKey, Status> Inbox::submit(Request request) {
   }
   const RequestKey key = next_key_++;
   live_.emplace(request.id, key);
+  is_ending_.emplace(key, false);
   ++queued_requests_;
   queued_tokens_ += tokens;
   batch_.submissions.push_back({key, std::move(request), monotonic_s()});
@@ -34,11 +35,11 @@ std::variant<RequestKey, Status> Inbox::submit(Request request) {
 
 bool Inbox::end(RequestKey key, FinishReason reason) {
   const std::lock_guard lock(mutex_);
-  const bool is_live = std::any_of(live_.begin(), live_.end(), [&](const auto& entry) { return entry.second == key; });
-  if (!is_live) return false;
+  const auto found = is_ending_.find(key);
+  if (found == is_ending_.end()) return false;
   // A client that ends a request twice must not grow the inbox.
-  const auto same = [&](const Ending& ending) { return ending.key == key; };
-  if (std::none_of(batch_.endings.begin(), batch_.endings.end(), same)) batch_.endings.push_back({key, reason});
+  if (!found->second) batch_.endings.push_back({key, reason});
+  found->second = true;
   work_.notify_one();
   return true;
 }
@@ -81,11 +82,12 @@ void Inbox::drain(InboxBatch& batch) {
   std::swap(batch, batch_);
 }
 
-void Inbox::wait() {
+bool Inbox::wait(std::optional<double> timeout_s) {
   std::unique_lock lock(mutex_);
-  work_.wait(lock, [&] {
-    return closed_ || !batch_.submissions.empty() || !batch_.endings.empty() || !batch_.cache_clears.empty();
-  });
+  const auto has_work = [&] { return this->has_work(); };
+  if (timeout_s) return work_.wait_for(lock, std::chrono::duration<double>(*timeout_s), has_work);
+  work_.wait(lock, has_work);
+  return true;
 }
 
 void Inbox::leave_queue(int prompt_tokens) {
@@ -94,9 +96,10 @@ void Inbox::leave_queue(int prompt_tokens) {
   queued_tokens_ -= prompt_tokens;
 }
 
-void Inbox::forget(const std::string& id) {
+void Inbox::forget(const std::string& id, RequestKey key) {
   const std::lock_guard lock(mutex_);
   live_.erase(id);
+  is_ending_.erase(key);
 }
 
 }  // namespace llmsrv

@@ -62,21 +62,25 @@ class Inbox {
 
   // Swaps everything that waits into `batch`, whose contents are dropped.
   void drain(InboxBatch& batch);
-  // Returns when there is something to drain or the inbox is closed.
-  void wait();
+  // Returns when there is something to drain or the inbox is closed; true then. False after `timeout_s` without.
+  bool wait(std::optional<double> timeout_s = std::nullopt);
 
   // A request left the queue: it runs, or ended before it did.
   void leave_queue(int prompt_tokens);
   // A request had its final output; its id is free again.
-  void forget(const std::string& id);
+  void forget(const std::string& id, RequestKey key);
 
  private:
   const Limits limits_;
   mutable std::mutex mutex_;
   std::condition_variable work_;
   // Guarded by mutex_:
+  bool has_work() const {
+    return closed_ || !batch_.submissions.empty() || !batch_.endings.empty() || !batch_.cache_clears.empty();
+  }
   InboxBatch batch_;
   std::unordered_map<std::string, RequestKey> live_;
+  std::unordered_map<RequestKey, bool> is_ending_;  // of those in flight
   int queued_requests_ = 0;
   std::int64_t queued_tokens_ = 0;
   RequestKey next_key_ = 1;

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "cpp/base/types.h"
+#include "cpp/engine/expiry.h"
 #include "cpp/engine/output.h"
 #include "cpp/engine/request.h"
+#include "cpp/engine/state_times.h"
 
 namespace llmsrv {
 
@@ -26,6 +28,7 @@ struct LiveRequest {
   Usage usage;
   int preemptions = 0;
   double submitted_s = 0.0;
+  std::vector<Expiry> expiries;  // as they stand in the queue
   std::optional<double> admitted_s;
   std::optional<double> first_token_s;
   double last_token_s = 0.0;
@@ -44,6 +47,7 @@ struct LiveRequest {
 struct Choice {
   LiveRequest* live = nullptr;
   int index = 0;
+  StateClock clock;
 };
 
 }  // namespace llmsrv

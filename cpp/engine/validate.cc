@@ -28,7 +28,8 @@ std::string number(double value) {
 
 class Checker {
  public:
-  Checker(const ModelSpec& spec, const EngineConfig& config) : spec_(spec), config_(config) {}
+  Checker(const ModelSpec& spec, const EngineConfig& config, int kv_blocks)
+      : spec_(spec), config_(config), kv_blocks_(kv_blocks) {}
 
   void require(bool holds, const std::string& field, const std::string& description) {
     if (!holds && violations_.size() < kViolationsMax) violations_.push_back({field, description});
@@ -55,6 +56,7 @@ class Checker {
     require(!request.prompt.empty(), "input", "the prompt is empty");
     in_vocabulary(request.prompt, "input.token_ids");
     const auto prompt_tokens = static_cast<std::int64_t>(request.prompt.size());
+    if (never_fits(request, spec_, config_, kv_blocks_)) return;
     if (prompt_tokens >= config_.max_model_len) {
       require(false, "input",
               "the prompt has " + std::to_string(prompt_tokens) + " tokens; with at least one token to generate, " +
@@ -157,19 +159,34 @@ class Checker {
 
   const ModelSpec& spec_;
   const EngineConfig& config_;
+  const int kv_blocks_;
   std::vector<Violation> violations_;
 };
 
 }  // namespace
 
-std::vector<Violation> validate(const Request& request, const ModelSpec& spec, const EngineConfig& config) {
-  Checker checker(spec, config);
+std::vector<Violation> validate(const Request& request, const ModelSpec& spec, const EngineConfig& config,
+                                int kv_blocks) {
+  Checker checker(spec, config, kv_blocks);
   checker.check_prompt(request);
   checker.check_scheduling(request);
   checker.check_sampling(request);
   checker.check_stopping(request);
   checker.check_output(request.output);
   return checker.take();
+}
+
+std::optional<Status> never_fits(const Request& request, const ModelSpec& spec, const EngineConfig& config,
+                                 int kv_blocks) {
+  const std::size_t tokens = request.prompt.size();
+  const std::size_t needed = tokens / static_cast<std::size_t>(config.block_size) + 1;  // with one token to generate
+  if (tokens >= static_cast<std::size_t>(spec.max_position) || needed <= static_cast<std::size_t>(kv_blocks)) {
+    return std::nullopt;
+  }
+  return Status(StatusCode::kFailedPrecondition,
+                "the prompt can never fit: with one token to generate it needs " + std::to_string(needed) +
+                    " KV blocks, and there are " + std::to_string(kv_blocks) + " in all (kv_cache_memory)",
+                {{"needed_blocks", std::to_string(needed)}, {"total_blocks", std::to_string(kv_blocks)}});
 }
 
 }  // namespace llmsrv

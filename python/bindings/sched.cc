@@ -77,7 +77,7 @@ std::unique_ptr<Scheduler> make_scheduler(int block_size, int blocks, int swap_b
   return std::make_unique<Scheduler>(limits);
 }
 
-void register_stats(py::module_& module) {
+void register_scheduler_stats(py::module_& module) {
   py::class_<SchedulerStats>(module, "SchedulerStats")
       .def_readonly("running", &SchedulerStats::running)
       .def_readonly("waiting", &SchedulerStats::waiting)
@@ -96,7 +96,7 @@ void register_stats(py::module_& module) {
 }  // namespace
 
 void register_sched(py::module_& module) {
-  register_stats(module);
+  register_scheduler_stats(module);
   py::class_<Scheduler>(module, "Scheduler")
       .def(py::init(&make_scheduler), py::kw_only(), py::arg("block_size"), py::arg("blocks"),
            py::arg("swap_blocks") = 0, py::arg("max_sequences"), py::arg("max_step_tokens"),

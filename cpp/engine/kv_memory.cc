@@ -1,0 +1,65 @@
+#include "cpp/engine/kv_memory.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cpp/base/check.h"
+#include "cpp/engine/clock.h"
+
+namespace llmsrv {
+namespace {
+
+// Share of the newest measurement in the estimate.
+constexpr double kNewest = 0.25;
+// The first estimate, at start, is made by moving this much.
+constexpr double kProbeBytes = 8 << 20;
+
+}  // namespace
+
+KvMemory::KvMemory(const MemoryPlan& plan, Backend& backend, ThreadPool& pool)
+    : backend_(backend),
+      pool_(pool),
+      block_bytes_(static_cast<double>(plan.kv_cache.block_bytes())),
+      cache_(plan.kv_cache, pool),
+      swap_(plan.swap, pool) {
+  const int blocks =
+      std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1});
+  std::vector<BlockMove> probe;
+  for (BlockId id = 0; id < blocks; ++id) probe.push_back({id, id});
+  swap(cache_, swap_, probe);
+  swap(swap_, cache_, probe);
+}
+
+void KvMemory::move_blocks(const StepPlan& plan) {
+  LLMSRV_CHECK(is_here_);
+  swap(cache_, swap_, plan.swap_outs);
+  backend_.move_blocks(cache_.layers(), cache_.layers(), plan.copies);
+  swap(swap_, cache_, plan.swap_ins);
+}
+
+double KvMemory::swap_s_per_block() const {
+  return swap_bytes_per_second_ > 0.0 ? block_bytes_ / swap_bytes_per_second_ : 0.0;
+}
+
+void KvMemory::give_back() {
+  cache_.give_back();
+  swap_.give_back();
+  is_here_ = false;
+}
+
+void KvMemory::take() {
+  cache_.take(pool_);
+  swap_.take(pool_);
+  is_here_ = true;
+}
+
+void KvMemory::swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves) {
+  if (moves.empty()) return;
+  const double start_s = monotonic_s();
+  backend_.move_blocks(from.layers(), to.layers(), moves);
+  const double rate = static_cast<double>(moves.size()) * block_bytes_ / std::max(monotonic_s() - start_s, 1e-9);
+  swap_bytes_per_second_ =
+      swap_bytes_per_second_ == 0.0 ? rate : (1.0 - kNewest) * swap_bytes_per_second_ + kNewest * rate;
+}
+
+}  // namespace llmsrv

@@ -1,0 +1,46 @@
+// The memory of keys and values: the cache that the model works on, and the swap pool beside it. Moves blocks as a plan
+// says, measures how fast that is, and lends the pages to the system while nobody needs them.
+// Thread rule: engine thread only, after construction.
+#pragma once
+
+#include "cpp/base/thread_pool.h"
+#include "cpp/engine/memory_plan.h"
+#include "cpp/model/kv_cache.h"
+#include "cpp/ops/backend.h"
+#include "cpp/sched/step_plan.h"
+
+namespace llmsrv {
+
+class KvMemory {
+ public:
+  // Takes all memory, and measures the bandwidth between the two once. `backend` and `pool` outlive it.
+  KvMemory(const MemoryPlan& plan, Backend& backend, ThreadPool& pool);
+
+  const KvCache& cache() const { return cache_; }
+
+  // Does a plan's moves in their order. REQUIRES: the pages are here
+  void move_blocks(const StepPlan& plan);
+
+  // Of moves between cache and swap pool, of late; 0 without a swap pool.
+  double swap_bytes_per_second() const { return swap_bytes_per_second_; }
+  // One way; 0 without a swap pool.
+  double swap_s_per_block() const;
+
+  // Whether the pages are here. Giving them back loses all contents.
+  bool is_here() const { return is_here_; }
+  void give_back();
+  void take();
+
+ private:
+  void swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
+
+  Backend& backend_;
+  ThreadPool& pool_;
+  const double block_bytes_;
+  KvCache cache_;
+  KvCache swap_;
+  bool is_here_ = true;
+  double swap_bytes_per_second_ = 0.0;
+};
+
+}  // namespace llmsrv
