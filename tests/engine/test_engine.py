@@ -218,7 +218,9 @@ def test_a_prompt_row_without_a_number_fails_the_request_that_asked_for_it(n):
     with engine(weights_with_a_nan_row(sliding_window=2), max_num_batched_tokens=8) as running:
         asking = request("asking", tokens, sampling={"n": n}, stopping={"max_tokens": 5, "ignore_eos": True},
                          output={"prompt_logprobs": True, "top_logprobs": 3})  # fmt: skip
-        silent = request("silent", tokens, stopping={"max_tokens": 5, "ignore_eos": True})
+        # It must not draw the bad token itself.
+        silent = request("silent", tokens, sampling={"allowed_token_ids": [3, 4, 5]},
+                         stopping={"max_tokens": 5, "ignore_eos": True})  # fmt: skip
         failed, fine = run(running, [asking, silent])
         assert (failed.finals, failed.error.code) == (1, _core.status_codes()["INTERNAL"])
         assert (fine.finals, fine.error) == (1, None)
@@ -487,8 +489,9 @@ def test_cached_prompt_tokens_are_exact_and_salts_keep_tenants_apart(weights):
 
     with engine(weights) as running:
         assert cached_tokens(running, ask("cold", 40)) == 0
-        for length in (16, 17, 32, 33, 40):
-            assert cached_tokens(running, ask("warm", length)) == (length - 1) // 16 * 16
+        # The two full blocks, and of a block that is not asked for to its end its head; the last token is computed.
+        for length in (5, 16, 17, 20, 32, 33, 40):
+            assert cached_tokens(running, ask("warm", length)) == min(length - 1, 32)
         for salt, cached in (("a", 0), ("a", 32), ("b", 0)):
             assert cached_tokens(running, ask("salted", 40, cache_salt=salt)) == cached
         assert cached_tokens(running, ask("bypassing", 40, bypass_prefix_cache=True)) == 0

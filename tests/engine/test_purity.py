@@ -63,16 +63,37 @@ def test_any_chunk_size(weights, alone, chunk):
     assert [essence(result) for result in results] == alone
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("chunk", [8, 16, 64])
 @pytest.mark.parametrize("block_size", [8, 16])
-def test_tiny_pool_with_preemption(weights, alone, block_size):
+@pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
+def test_tiny_pool_with_preemption(weights, alone, mode, block_size, chunk, prefix_cache):
+    """Swapped or computed again, in any chunks, with and without a prefix cache: bit-equal."""
     # Each probe needs 67 tokens; the pool holds one whole sequence and a bit of another.
     pool = pool_of(weights, blocks=-(-96 // block_size) + 2, block_size=block_size)
-    with engine(weights, max_num_batched_tokens=16, **pool) as running:
+    with engine(
+        weights, max_num_batched_tokens=chunk, preemption_mode=mode, prefix_cache=prefix_cache, **pool
+    ) as running:
         results = run(running, [probe(str(i), sampling=i) for i in range(len(SAMPLING))])
         stats = running.stats()
     assert stats.preemptions > 0
-    assert stats.recomputed_tokens > 0
+    assert (stats.swap_outs > 0) == (mode != "recompute")
+    assert (stats.recomputed_tokens > 0) or mode != "recompute"
+    assert stats.swap_outs == stats.swap_ins
+    assert stats.swap_blocks_held == 0
     assert sum(result.preemptions for result in results) == stats.preemptions
+    assert [essence(result) for result in results] == alone
+
+
+def test_a_full_swap_pool_means_recomputation(weights, alone):
+    pool = pool_of(weights, blocks=14, block_size=8)
+    block_bytes = pool["kv_cache_memory"] // 14
+    with engine(weights, preemption_mode="swap", swap_space=block_bytes * 6, **pool) as running:
+        results = run(running, [probe(str(i), sampling=i) for i in range(len(SAMPLING))])
+        stats = running.stats()
+    assert stats.swap_blocks_total == 6
+    assert stats.swap_outs < stats.preemptions
+    assert stats.recomputed_tokens > 0
     assert [essence(result) for result in results] == alone
 
 
