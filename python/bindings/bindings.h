@@ -21,6 +21,7 @@ void register_config(pybind11::module_& module);
 void register_request(pybind11::module_& module);
 void register_sched(pybind11::module_& module);
 void register_output(pybind11::module_& module);
+void register_engine_stats(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 
 // A refused request on its way to Python, where it becomes a StatusError.
@@ -34,7 +35,7 @@ class StatusException : public std::exception {
   Status status_;
 };
 
-// A StatusError instance with code, message and violations.
+// A StatusError instance with code, message, violations and metadata.
 pybind11::object make_status_error(const Status& status);
 
 // The core's form of Python's Request. REQUIRES: `object` is one

@@ -32,28 +32,7 @@ struct PyRequest {
   std::optional<double> deadline_s;
 };
 
-}  // namespace
-
-Request to_request(const py::handle& object) {
-  const auto& source = object.cast<const PyRequest&>();
-  Request request;
-  request.id = source.id;
-  request.prompt = source.prompt;
-  request.sampling = source.sampling.params;
-  request.seed = source.sampling.seed;
-  request.n = source.sampling.n;
-  request.stopping = source.stopping;
-  request.output = source.output;
-  request.cache_salt = source.cache_salt;
-  request.bypass_prefix_cache = source.bypass_prefix_cache;
-  request.priority = source.priority;
-  request.tenant = source.tenant;
-  request.queue_timeout_s = source.queue_timeout_s;
-  request.deadline_s = source.deadline_s;
-  return request;
-}
-
-void register_request(py::module_& module) {
+void register_sampling(py::module_& module) {
   using Bias = std::map<TokenId, float>;
   const auto field = [](auto member) {
     return std::pair([member](const PySamplingParams& self) { return self.params.*member; },
@@ -84,6 +63,31 @@ void register_request(py::module_& module) {
           [](PySamplingParams& self, const Bias& bias) { self.params.logit_bias.assign(bias.begin(), bias.end()); })
       .def_readwrite("seed", &PySamplingParams::seed)
       .def_readwrite("n", &PySamplingParams::n);
+}
+
+}  // namespace
+
+Request to_request(const py::handle& object) {
+  const auto& source = object.cast<const PyRequest&>();
+  Request request;
+  request.id = source.id;
+  request.prompt = source.prompt;
+  request.sampling = source.sampling.params;
+  request.seed = source.sampling.seed;
+  request.n = source.sampling.n;
+  request.stopping = source.stopping;
+  request.output = source.output;
+  request.cache_salt = source.cache_salt;
+  request.bypass_prefix_cache = source.bypass_prefix_cache;
+  request.priority = source.priority;
+  request.tenant = source.tenant;
+  request.queue_timeout_s = source.queue_timeout_s;
+  request.deadline_s = source.deadline_s;
+  return request;
+}
+
+void register_request(py::module_& module) {
+  register_sampling(module);
 
   py::class_<StoppingParams>(module, "StoppingParams")
       .def(py::init<>())

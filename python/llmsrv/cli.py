@@ -60,6 +60,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds; what is done by then is the result.")] = None,
     dtype: Annotated[str, typer.Option(help="Type of the weight matrices: bfloat16 or float32.")] = "bfloat16",
     threads: Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores.")] = None,
     max_model_len: Annotated[
@@ -81,6 +82,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        time_limit_s=time_limit,
     )
     try:
         options = EngineOptions(

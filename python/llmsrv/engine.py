@@ -61,6 +61,9 @@ class Engine:
         *,
         cache_salt: str = "",
         bypass_prefix_cache: bool = False,
+        priority: int = 0,
+        tenant: str = "",
+        queue_timeout_s: float | None = None,
     ) -> "tuple[_core.Request, list[Violation]]":
         """A request in the core's own type, and what its integers could not hold (zero stands there instead).
 
@@ -77,16 +80,23 @@ class Engine:
         request.output = _output(params, narrow)
         request.cache_salt = cache_salt
         request.bypass_prefix_cache = bypass_prefix_cache
+        request.priority = narrow.integer("priority", priority)
+        request.tenant = tenant
+        request.queue_timeout_s = queue_timeout_s
         return request, narrow.violations
 
     def validate(self, request: "_core.Request") -> list[Violation]:
         """All violations that submit() would report."""
         return [Violation(field, text) for field, text in self._core.validate(request)]
 
-    def submit(self, request: "_core.Request") -> int:
-        """Hands a request to the core and returns its key. Raises ServiceError when the core refuses it."""
+    def submit(self, request: "_core.Request", *, deadline_s: float | None = None) -> int:
+        """Hands a request to the core and returns its key. Raises ServiceError when the core refuses it.
+
+        `deadline_s`: seconds from now, after which nobody reads the answer.
+        """
         from llmsrv import _core
 
+        request.deadline_s = deadline_s
         try:
             return self._core.submit(request)
         except _core.StatusError as error:
@@ -131,9 +141,12 @@ class Engine:
 
 
 def service_error(error: "_core.StatusError") -> ServiceError:
-    """The core's refusal as the service's exception."""
+    """The core's refusal, or the end of a request in flight, as the service's exception."""
     return ServiceError(
-        Code(error.code), error.message, violations=[Violation(field, text) for field, text in error.violations]
+        Code(error.code),
+        error.message,
+        violations=[Violation(field, text) for field, text in error.violations],
+        metadata=error.metadata,
     )
 
 
@@ -366,6 +379,7 @@ def _stopping(params: SamplingParams, narrow: _Narrow) -> "_core.StoppingParams"
     made.stop_token_ids = narrow.ids("stopping.stop_token_ids", params.stop_token_ids)
     made.stop_strings = list(params.stop_strings)
     made.ignore_eos = params.ignore_eos
+    made.time_limit_s = params.time_limit_s
     return made
 
 

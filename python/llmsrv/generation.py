@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmsrv.engine import service_error
 from llmsrv.errors import Code, ServiceError
 from llmsrv.params import (
     Completion,
@@ -186,10 +185,7 @@ class Generation:
     # --- the core's side ---
 
     def deliver(self, output: "_core.Output") -> None:
-        """Takes one output of the core."""
-        if output.error is not None:
-            self.fail(service_error(output.error))
-            return
+        """Takes one output of the core. REQUIRES: it has no error; fail() takes that."""
         if self._params.prompt_logprobs:
             self._prompt_logprobs += [_logprob(each) for each in output.prompt_logprobs]
         choice = self._choices[output.index]

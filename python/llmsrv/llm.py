@@ -68,19 +68,22 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Completes texts or lists of token ids: one output per prompt, in their order.
 
-        `params`: one for all, or one per prompt. Raises ServiceError for the first prompt that fails.
+        `params` and `priority`: one for all, or one per prompt. A lower priority runs earlier, with the option
+        `scheduling_policy="priority"`. Raises ServiceError for the first prompt that fails.
         """
-        return self._run_all([_prompt(each) for each in _as_list(prompts)], params, progress)
+        return self._run_all([_prompt(each) for each in _as_list(prompts)], params, priority, progress)
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         progress: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
@@ -91,11 +94,13 @@ class LLM:
             ChatPrompt(messages, template_kwargs or {}, add_generation_prompt, continue_final_message)
             for messages in _conversations(conversations)
         ]
-        return self._run_all(prompts, params, progress)
+        return self._run_all(prompts, params, priority, progress)
 
-    def stream(self, prompt: PromptLike | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: PromptLike | Sequence[Message], params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Iterator[Delta]:
         """Completes one prompt or answers one conversation, piece by piece. Leaving the loop early ends the request."""
-        stream = _stream(self._service, _any_prompt(prompt), params)
+        stream = _stream(self._service, _request(_any_prompt(prompt), params, priority))
         try:
             while True:
                 delta = self._thread.run(_next(stream))
@@ -128,12 +133,15 @@ class LLM:
         self.close()
 
     def _run_all(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, progress: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+        progress: bool,
     ) -> list[RequestOutput]:
-        requests = [
-            GenerationRequest(prompt=prompt, params=each)
-            for prompt, each in zip(prompts, _params_for(prompts, params), strict=True)
-        ]
+        every_params = _one_each(len(prompts), SamplingParams() if params is None else params, "SamplingParams")
+        priorities = _one_each(len(prompts), priority, "priorities")
+        requests = [_request(*each) for each in zip(prompts, every_params, priorities, strict=True)]
         with _bar(len(requests)) if progress else nullcontext(_no_bar) as done:
             return self._thread.run(_run_all(self._service, requests, done))
 
@@ -150,19 +158,23 @@ class AsyncLLM:
         loaded = await asyncio.to_thread(_load, model, quiet, options)
         return cls(GenerationService(loaded))
 
-    async def generate(self, prompt: PromptLike, params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(
+        self, prompt: PromptLike, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> RequestOutput:
         """Completes one prompt. Cancelling the task ends the request."""
-        return await self._service.generate(_request(_prompt(prompt), params))
+        return await self._service.generate(_request(_prompt(prompt), params, priority))
 
-    async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> RequestOutput:
+    async def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, *, priority: int = 0
+    ) -> RequestOutput:
         """Answers one conversation."""
-        return await self._service.generate(_request(ChatPrompt(messages), params))
+        return await self._service.generate(_request(ChatPrompt(messages), params, priority))
 
     def stream(
-        self, prompt: PromptLike | Sequence[Message], params: SamplingParams | None = None
+        self, prompt: PromptLike | Sequence[Message], params: SamplingParams | None = None, *, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Completes one prompt, or answers one conversation, piece by piece."""
-        return _stream(self._service, _any_prompt(prompt), params)
+        return _stream(self._service, _request(_any_prompt(prompt), params, priority))
 
     async def close(self) -> None:
         """Ends what runs and frees the engine. Idempotent."""
@@ -233,13 +245,15 @@ async def _run_all(
         done()
         return output
 
-    tasks = [asyncio.ensure_future(run(each)) for each in requests]
+    # Places are given in the order of the tasks: what is urgent must not wait behind what is not.
+    by_urgency = sorted(range(len(requests)), key=lambda i: requests[i].priority)
+    tasks = {i: asyncio.ensure_future(run(requests[i])) for i in by_urgency}
     try:
-        return list(await asyncio.gather(*tasks))
+        return list(await asyncio.gather(*(tasks[i] for i in range(len(requests)))))
     finally:
-        for task in tasks:
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
 async def _generate_patiently(service: GenerationService, request: GenerationRequest) -> RequestOutput:
@@ -253,10 +267,8 @@ async def _generate_patiently(service: GenerationService, request: GenerationReq
             await asyncio.sleep(error.retry_delay_s)
 
 
-async def _stream(
-    service: GenerationService, prompt: Prompt, params: SamplingParams | None
-) -> AsyncGenerator[Delta, None]:
-    generation = await service.submit(_request(prompt, params))
+async def _stream(service: GenerationService, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
+    generation = await service.submit(request)
     try:
         async for update in generation:
             for delta in update.deltas:
@@ -271,8 +283,8 @@ async def _next(stream: AsyncIterator[Delta]) -> Delta | None:
     return None
 
 
-def _request(prompt: Prompt, params: SamplingParams | None) -> GenerationRequest:
-    return GenerationRequest(prompt=prompt, params=params or SamplingParams())
+def _request(prompt: Prompt, params: SamplingParams | None, priority: int) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, params=params or SamplingParams(), priority=priority)
 
 
 def _prompt(prompt: PromptLike) -> Prompt:
@@ -307,14 +319,13 @@ def _conversations(
     return [each for each in conversations if not isinstance(each, Mapping)]
 
 
-def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
-    if len(params) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts need as many SamplingParams, not {len(params)}")
-    return params
+def _one_each(count: int, value: T | Sequence[T], name: str) -> Sequence[T]:
+    """One value for all prompts as one per prompt. REQUIRES: T is no sequence."""
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{count} prompts need as many {name}, not {len(value)}")
+    return value
 
 
 def _no_bar() -> None:

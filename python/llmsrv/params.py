@@ -31,6 +31,7 @@ class SamplingParams:
     stop: Sequence[str] | str = ()  # strings; the earliest match ends the sequence
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    time_limit_s: float | None = None  # from submission; what is done by then is the result
     include_stop: bool = False  # keep the matched stop in the text, and a stop token in the ids
 
     text: bool = True  # False skips the detokenizer: token ids only
@@ -83,6 +84,9 @@ class GenerationRequest:
     truncate_prompt_tokens: int | None = None  # keep this many last tokens
     cache_salt: str = ""  # computed prefixes are shared only within one salt
     bypass_prefix_cache: bool = False  # neither read nor fill the prefix cache
+    priority: int = 0  # lower runs earlier, under the scheduling policy "priority"
+    queue_timeout_s: float | None = None  # longest wait for a place in a batch, then RESOURCE_EXHAUSTED
+    deadline_s: float | None = None  # seconds from now; afterwards nobody reads the answer: DEADLINE_EXCEEDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class FinishReason(str, Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    TIME_LIMIT = "time_limit"
     ABORTED = "aborted"
 
 
@@ -175,7 +180,7 @@ class Completion:
 
     @property
     def finish_reason(self) -> str:
-        """One of "stop", "length" and "aborted"."""
+        """One of "stop", "length", "time_limit" and "aborted"."""
         return self.finish.reason.value
 
 
@@ -207,5 +212,5 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> str:
-        """One of "stop", "length" and "aborted"."""
+        """One of "stop", "length", "time_limit" and "aborted"."""
         return self.completions[0].finish_reason

@@ -10,8 +10,10 @@ Invariant: a key is in `_live` from the core's acceptance until its final output
 
 import asyncio
 import logging
+import math
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
 from llmsrv.generation import Generation, SequenceText, collect
 from llmsrv.params import (
@@ -43,6 +46,7 @@ TEXT_WORKERS = 2
 STALL_S = 60.0  # work that waits for longer than this without a step is a stall
 ABORTED_READ_S = 2.0  # what readers get to read the last message of a request that a drain aborted
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
+DRAIN_MEMORY_S = 10.0  # of the time in which requests wait: how far back the drain rate looks
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
@@ -95,7 +99,7 @@ class GenerationService:
         self._outcomes: Counter[str] = Counter()
         self._drain_state: State | None = None
         self._failure: str | None = None
-        self._endings = _EndingRate(self._loop.time())
+        self._queue = QueueDrain()
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -233,8 +237,10 @@ class GenerationService:
     # --- admission ---
 
     async def _admit(self, request: GenerationRequest) -> Generation:
+        deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
         self._refuse_unless_serving()
         self.check_model(request.model)
+        _time_left(deadline)
         if self._preparing >= self.model.config.max_queued_requests:
             raise ServiceError(
                 Code.RESOURCE_EXHAUSTED, "too many prompts wait for the tokenizer", retry_delay_s=self._retry_delay()
@@ -242,20 +248,21 @@ class GenerationService:
         request_id = request.request_id or f"req-{secrets.token_hex(8)}"
         self._preparing += 1
         try:
-            prepared = await self._loop.run_in_executor(self._workers, self._prepare, request, request_id)
+            prepared = await self._loop.run_in_executor(self._workers, self._prepare, request, request_id, deadline)
         finally:
             self._preparing -= 1
         self._refuse_unless_serving()
-        return self._enter(request_id, prepared)
+        return self._enter(request_id, prepared, deadline)
 
-    def _enter(self, request_id: str, prepared: _Prepared) -> Generation:
+    def _enter(self, request_id: str, prepared: _Prepared, deadline: float | None) -> Generation:
         """Hands a prepared request to the core. No await here: no output is delivered before its key is known."""
         try:
-            key = self._engine.submit(prepared.request)
+            key = self._engine.submit(prepared.request, deadline_s=_time_left(deadline))
         except ServiceError as error:
             if error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
                 error.retry_delay_s = self._retry_delay()
             raise
+        self._queue.enter(key, time.monotonic())
         self._live[key] = generation = Generation(
             key=key,
             request_id=request_id,
@@ -275,14 +282,23 @@ class GenerationService:
             raise ServiceError(Code.UNAVAILABLE, "the server is shutting down", reason="DRAINING", retry_delay_s=1.0)
 
     def _retry_delay(self) -> float:
-        """When a place in the queue should be free: half of what waits, at the recent rate of endings."""
-        waiting = self._engine.stats().waiting + self._preparing
-        return min(max(0.5 * waiting * self._endings.seconds_each, RETRY_MIN_S), RETRY_MAX_S)
+        """When half of what waits should have left the queue, at the rate at which it was left of late."""
+        waiting = self._queue.waiting + self._preparing
+        return min(max(0.5 * waiting * self._queue.seconds_each(time.monotonic()), RETRY_MIN_S), RETRY_MAX_S)
+
+    def _ended_early(self, error: "_core.StatusError") -> ServiceError:
+        """Why the core gave up an accepted request. One that has waited too long is told when to come back."""
+        failure = service_error(error)
+        if failure.code is Code.RESOURCE_EXHAUSTED:
+            failure.reason = "QUEUE_TIMEOUT"
+            failure.retry_delay_s = self._retry_delay()
+        return failure
 
     # --- worker threads ---
 
-    def _prepare(self, request: GenerationRequest, request_id: str) -> _Prepared:
+    def _prepare(self, request: GenerationRequest, request_id: str, deadline: float | None) -> _Prepared:
         """Raises INVALID_ARGUMENT with every violation that the text side and the core find."""
+        _time_left(deadline)  # it may have waited for this thread
         violations: list[Violation] = []
         prompt_ids: Sequence[int] = ()
         params = self.model.resolve(request.params)
@@ -306,6 +322,9 @@ class GenerationService:
             params,
             cache_salt=request.cache_salt,
             bypass_prefix_cache=request.bypass_prefix_cache,
+            priority=request.priority,
+            tenant=_tenant(request),
+            queue_timeout_s=request.queue_timeout_s,
         )
         violations += [*too_wide, *self._engine.validate(engine_request)]
         if violations:
@@ -395,12 +414,17 @@ class GenerationService:
                 return
 
     def _deliver(self, outputs: "Sequence[_core.Output]") -> None:
+        now = time.monotonic()
         for output in outputs:
+            self._queue.leave(output.request, now)
             generation = self._live.get(output.request)
             if generation is None:
                 continue  # its reader left, and the core was told
             try:
-                generation.deliver(output)
+                if output.error is None:
+                    generation.deliver(output)
+                else:
+                    generation.fail(self._ended_early(output.error))
             except Exception:  # one request's text must not hurt the others
                 logger.exception("request %s: its output could not be read", generation.request_id)
                 self._engine.abort(output.request)
@@ -411,27 +435,72 @@ class GenerationService:
     def _forget(self, generation: Generation) -> None:
         if self._live.pop(generation.key, None) is not None:
             self._engine.abort(generation.key)
+            self._queue.leave(generation.key, time.monotonic())
         self._leave(generation.outcome)
 
     def _leave(self, outcome: str) -> None:
         self._outcomes[outcome] += 1
-        self._endings.note(self._loop.time())
         self._open -= 1
         if self._open == 0:
             self._idle.set()
 
 
-class _EndingRate:
-    """How long it takes, of late, until another request ends."""
+class QueueDrain:
+    """Accepted requests of which nothing came yet, and how fast they have left that queue of late.
 
-    def __init__(self, now: float) -> None:
-        self.seconds_each = RETRY_MIN_S
-        self._last = now
+    Only time in which somebody waits is measured: an idle engine drains nothing and is not slow. Both sums fade with
+    that time, so that many requests that leave in one step count as many.
+    """
 
-    def note(self, now: float) -> None:
-        gap = min(now - self._last, RETRY_MAX_S)
-        self.seconds_each += 0.1 * (gap - self.seconds_each)
-        self._last = now
+    def __init__(self) -> None:
+        self._waiting: set[int] = set()
+        self._since = 0.0  # the last departure, or when the queue began to fill
+        self._seconds = RETRY_MIN_S  # before anything is measured: one request in so much time
+        self._departures = 1.0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def enter(self, key: int, now: float) -> None:
+        """A request was accepted."""
+        if not self._waiting:
+            self._since = now
+        self._waiting.add(key)
+
+    def leave(self, key: int, now: float) -> None:
+        """Something came of a request, or it was given up. Only the first call for a key counts."""
+        if key in self._waiting:
+            self._seconds, self._departures = self._sums(now)
+            self._departures += 1.0
+            self._since = now
+            self._waiting.remove(key)
+
+    def seconds_each(self, now: float) -> float:
+        """Time per departure as measured, or, in a queue that stands still, as it would be if one left now."""
+        seconds, departures = self._sums(now)
+        return max(self._seconds / self._departures, seconds / (departures + 1.0))
+
+    def _sums(self, now: float) -> tuple[float, float]:
+        gap = now - self._since if self._waiting else 0.0
+        kept = math.exp(-gap / DRAIN_MEMORY_S)
+        return self._seconds * kept + gap, self._departures * kept
+
+
+def _tenant(request: GenerationRequest) -> str:
+    """Whose share of the tokens a request takes under the policy "fair". `_in_request` names the field it came from."""
+    return request.cache_salt
+
+
+def _time_left(deadline: float | None) -> float | None:
+    """Seconds until a moment of the monotonic clock. Raises DEADLINE_EXCEEDED when it has passed."""
+    if deadline is None:
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise ServiceError(Code.DEADLINE_EXCEEDED, "the deadline passed before the request reached the engine")
+    return left
 
 
 @contextmanager
@@ -463,6 +532,8 @@ def _in_request(violations: Sequence[Violation], prompt_field: str) -> list[Viol
             field = prompt_field + field.removeprefix("input.token_ids")
         elif field == "input" or field.startswith("input."):
             field = prompt_field
+        elif field == "tenant":
+            field = "cache_salt"
         named.setdefault(field, replace(each, field=field))
     return list(named.values())
 

@@ -225,9 +225,9 @@ def test_a_hostile_number_of_bad_ids_is_answered(daemon):
 
 
 def test_what_is_not_implemented_says_so(daemon):
-    error = refused(lambda: daemon.inference.Generate(request(priority=1)))
+    error = refused(lambda: daemon.inference.Generate(request(sampling={"bad_words": ["x"]})))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert violated_fields(error) == ["priority"]
+    assert violated_fields(error) == ["sampling.bad_words"]
     for call in (
         lambda: daemon.inference.Embed(inference_pb2.EmbedRequest()),
         lambda: list(daemon.inference.BatchGenerate(inference_pb2.BatchGenerateRequest())),

@@ -160,7 +160,7 @@ def test_outcomes_are_counted(daemon):
     with pytest.raises(grpc.RpcError):
         daemon.inference.Generate(request(sampling={"top_p": 7}))
     with pytest.raises(grpc.RpcError):
-        daemon.inference.Generate(request(priority=7))
+        daemon.inference.Generate(request(sampling={"bad_words": ["x"]}))
     call = stream(daemon, request(max_tokens=900))
     next(call)
     call.cancel()

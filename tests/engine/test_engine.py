@@ -116,17 +116,28 @@ BAD = [
     ({"stopping.stop_strings": [""]}, "stopping.stop_strings[0]"),
     ({"output.top_logprobs": 21, "output.logprobs": True}, "output.top_logprobs"),
     ({"output.top_logprobs": 3}, "output.top_logprobs"),
+    ({"queue_timeout_s": 0.0}, "queue_timeout"),
+    ({"queue_timeout_s": -1.0}, "queue_timeout"),
+    ({"queue_timeout_s": math.inf}, "queue_timeout"),
+    ({"stopping.time_limit_s": 0.0}, "stopping.time_limit"),
+    ({"stopping.time_limit_s": math.nan}, "stopping.time_limit"),
+    ({"deadline_s": -0.5}, "deadline"),
+    ({"deadline_s": math.nan}, "deadline"),
+    ({"tenant": "x" * 1025}, "tenant"),
 ]
 
 
 def spoil(id, changes):
-    fields = {"prompt": [3, 4, 5], "id": id} | {k: v for k, v in changes.items() if "." not in k}
     parts = {"sampling": {}, "stopping": {}, "output": {}}
     for name, value in changes.items():
         if "." in name:
             part, key = name.split(".")
             parts[part][key] = value
-    return request(fields["id"], fields["prompt"], **parts)
+    made = request(id, [3, 4, 5], **parts)
+    for name, value in changes.items():
+        if "." not in name:
+            setattr(made, name, value)
+    return made
 
 
 def test_every_bad_field_is_named_and_a_stream_beside_is_unharmed(weights):

@@ -68,6 +68,11 @@ class FakeOutput:
     timing: object = None
 
 
+def core_error(code, message="refused"):
+    """The shape of _core.StatusError."""
+    return SimpleNamespace(code=int(code), message=message, violations=[], metadata={})
+
+
 def finish(reason, stop_token=None, by_eos=False):
     return SimpleNamespace(reason=reason, stop_token=stop_token, stopped_by_eos=by_eos)
 
@@ -90,8 +95,8 @@ class FakeEngine:
 
     # what the service calls
 
-    def build(self, request_id, prompt_ids, params, **cache):
-        return SimpleNamespace(id=request_id, prompt=list(prompt_ids), params=params, **cache), []
+    def build(self, request_id, prompt_ids, params, **fields):
+        return SimpleNamespace(id=request_id, prompt=list(prompt_ids), params=params, **fields), []
 
     def validate(self, request):
         violations = []
@@ -104,9 +109,11 @@ class FakeEngine:
         ]
         if request.params.temperature < 0:
             violations.append(Violation("sampling.temperature", "must not be negative"))
+        if len(request.tenant) > 1024:
+            violations.append(Violation("tenant", "must have at most 1024 bytes"))
         return violations
 
-    def submit(self, request):
+    def submit(self, request, *, deadline_s=None):
         violations = self.validate(request)
         if violations:
             raise ServiceError.invalid(violations)
@@ -116,6 +123,7 @@ class FakeEngine:
             if request.id in self.live.values():
                 raise ServiceError(Code.ALREADY_EXISTS, "in flight")
             key = len(self.submitted) + 1
+            request.deadline_s = deadline_s
             self.submitted[key] = request
             self.live[key] = request.id
             return key
@@ -153,13 +161,29 @@ class FakeEngine:
             kv_blocks_total=64,
             kv_blocks_held=len(self.live),
             kv_blocks_cached=3,
+            kv_blocks_free=61 - len(self.live),
+            swap_blocks_total=32,
+            swap_blocks_held=4,
+            utilization=0.75,
+            oldest_wait_s=1.5,
+            states={"swapped": SimpleNamespace(current=1, entered=5, seconds=0.5)},
             prefix_queries=20,
             prefix_hits=10,
+            copied_prefix_tokens=2,
             steps=0,
             prompt_tokens=0,
             generation_tokens=0,
-            preemptions=0,
+            recomputed_tokens=6,
+            preemptions=11,
+            swap_outs=5,
+            swap_ins=4,
+            swapped_out_blocks=15,
+            swapped_in_blocks=12,
+            swap_bytes_per_second=2.5e9,
+            step_seconds_per_token=0.002,
+            deadline_drops=7,
             seconds_since_progress=self.stuck_s,
+            requests={},
         )
 
     def shutdown(self):
@@ -196,7 +220,7 @@ class FakeEngine:
     def fail_all(self, message):
         """The engine dies: every live request gets its error."""
         self.failure = message
-        error = SimpleNamespace(code=13, message=message, violations=[])
+        error = core_error(Code.INTERNAL, message)
         self.push([FakeOutput(key, error=error, final=True) for key in list(self.live)])
 
     def _push(self, outputs):

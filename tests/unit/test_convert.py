@@ -53,6 +53,7 @@ HONOURED_GENERATE = {
     "stopping.stop_token_ids",
     "stopping.ignore_eos",
     "stopping.include_stop",
+    "stopping.time_limit",
     "output.text",
     "output.token_ids",
     "output.logprobs",
@@ -63,6 +64,8 @@ HONOURED_GENERATE = {
     "truncate_prompt_tokens",
     "cache_salt",
     "bypass_prefix_cache",
+    "priority",
+    "queue_timeout",
 }
 HONOURED_TOKENIZE = {
     "model",
@@ -158,14 +161,14 @@ def test_refused_fields_are_named_together_with_their_places():
         chat=types_pb2.ChatInput(
             messages=[types_pb2.ChatMessage(role="user"), types_pb2.ChatMessage(role="tool", tool_call_id="1")]
         ),
-        priority=-1,
+        structured_output=types_pb2.StructuredOutput(regex="x"),
         sampling=types_pb2.SamplingParams(bad_words=["x"]),
     )
     with pytest.raises(ServiceError) as refusal:
         convert.generation_request(message)
     assert {each.field for each in refusal.value.violations} == {
         "chat.messages[1].tool_call_id",
-        "priority",
+        "structured_output",
         "sampling.bad_words",
     }
 
@@ -197,6 +200,27 @@ def test_unset_and_zero_differ():
         )
     ).params
     assert (zero.temperature, zero.seed, zero.max_tokens, zero.n, zero.text) == (0.0, 0, 0, 0, False)
+
+
+def test_times_are_seconds_and_unset_is_none():
+    message = inference_pb2.GenerateRequest(text="a", priority=-(1 << 31))
+    request = convert.generation_request(message)
+    assert (request.priority, request.queue_timeout_s, request.params.time_limit_s) == (-(1 << 31), None, None)
+    message.queue_timeout.FromMilliseconds(2500)
+    message.stopping.time_limit.FromMilliseconds(-1500)  # the core's gate refuses it, with everything else
+    request = convert.generation_request(message)
+    assert (request.queue_timeout_s, request.params.time_limit_s) == (2.5, -1.5)
+    message.queue_timeout.FromMilliseconds(0)
+    assert convert.generation_request(message).queue_timeout_s == 0.0
+
+
+def test_every_finish_reason_has_its_number():
+    for reason in FinishReason:
+        delta = Delta(0, finish=Finish(reason))
+        (message,) = convert.stream_response(
+            Update(None, [delta]), "r", "m", types_pb2.OutputOptions(), TOKEN_BYTES
+        ).deltas
+        assert types_pb2.FinishReason.Name(message.finish.reason) == f"FINISH_REASON_{reason.name}"
 
 
 def test_prompts():

@@ -3,22 +3,22 @@
 import asyncio
 import contextlib
 import gc
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import grpc
 import grpc.aio
 import pytest
-from fakes import FakeEngine, FakeOutput, fake_model, finish
+from fakes import FakeEngine, FakeOutput, core_error, fake_model, finish
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from llmsrv.config import ServeConfig
-from llmsrv.errors import ServiceError
+from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import Generation
-from llmsrv.serve.grpc_server import GrpcServer
+from llmsrv.serve.grpc_server import INLINE_BYTES, GrpcServer
 from llmsrv.service import GenerationService
-from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -70,9 +70,17 @@ def run(test):
 
 
 def reason(error):
-    info = error_details_pb2.ErrorInfo()
-    rpc_status.from_call(_Call(error)).details[0].Unpack(info)
-    return info.reason
+    return details(error)["ErrorInfo"].reason
+
+
+def details(error):
+    """google.rpc details of a failed call, by name."""
+    unpacked = {}
+    for packed in rpc_status.from_call(_Call(error)).details:
+        message = getattr(error_details_pb2, packed.TypeName().rsplit(".", 1)[1])()
+        packed.Unpack(message)
+        unpacked[type(message).__name__] = message
+    return unpacked
 
 
 class _Call:
@@ -169,6 +177,102 @@ def test_a_unary_call_that_ends_early_aborts_the_request():
     run(test)
 
 
+@pytest.mark.parametrize("seconds", [None, 20.0])
+def test_a_calls_deadline_reaches_the_engine(seconds):
+    async def test(served):
+        stops = types_pb2.StoppingParams(stop_strings=["x" * INLINE_BYTES])
+        large = inference_pb2.GenerateRequest(text="hi", stopping=stops)  # is converted beside the loop
+        calls = [served.stream(timeout=seconds), served.inference.Generate(large, timeout=seconds)]
+        await served.submitted(len(calls))
+        for each in served.engine.submitted.values():
+            # On its way a timeout is rounded up to the unit that it travels in.
+            assert each.deadline_s is None if seconds is None else seconds - 15 < each.deadline_s < seconds + 1
+        for call in calls:
+            call.cancel()
+
+    run(test)
+
+
+def test_a_request_that_waited_too_long_is_told_when_to_come_back():
+    async def test(served):
+        call = served.stream()
+        key = await served.submitted()
+        error = core_error(Code.RESOURCE_EXHAUSTED, "it waited for 1 s (queue_timeout)")
+        served.engine.push([FakeOutput(key, error=error, final=True)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        found = details(caught.value)
+        assert found["ErrorInfo"].reason == "QUEUE_TIMEOUT"
+        assert found["RetryInfo"].retry_delay.ToMilliseconds() >= 100
+
+    run(test)
+
+
+def test_a_request_that_cannot_meet_its_deadline():
+    async def test(served):
+        call = served.stream(timeout=20)
+        key = await served.submitted()
+        error = core_error(Code.DEADLINE_EXCEEDED, "the deadline cannot be met")
+        served.engine.push([FakeOutput(key, error=error, final=True)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason(caught.value) == "DEADLINE_PASSED"
+
+    run(test)
+
+
+def test_what_the_engine_adds_to_a_refusal_reaches_the_client():
+    async def test(served):
+        facts = {"needed_blocks": "9", "total_blocks": "8"}
+        refusal = ServiceError(Code.FAILED_PRECONDITION, "the prompt needs 9 of 8 blocks", metadata=facts)
+        served.engine.submit = Mock(side_effect=refusal)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stream().read()
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        found = details(caught.value)["ErrorInfo"]
+        assert (found.reason, found.metadata) == ("KV_CACHE_TOO_SMALL", facts)
+
+    run(test)
+
+
+def test_the_time_limit_is_a_finish():
+    async def test(served):
+        limits = types_pb2.StoppingParams()
+        limits.time_limit.FromMilliseconds(1500)
+        call = served.inference.Generate(inference_pb2.GenerateRequest(text="hi", stopping=limits))
+        key = await served.submitted()
+        assert served.engine.submitted[key].params.time_limit_s == 1.5
+        served.engine.emit(key, b"ab", finish=finish("time_limit"), final=True)
+        (completion,) = (await call).completions
+        assert completion.text == "ab"
+        assert completion.finish.reason == types_pb2.FINISH_REASON_TIME_LIMIT
+        assert served.service.outcomes == {"time_limit": 1}
+
+    run(test)
+
+
+def test_stats_show_everything_that_the_engine_tells():
+    async def test(served):
+        stats = (await served.admin.GetStats(admin_pb2.GetStatsRequest())).stats
+        assert (stats.kv_blocks_used, stats.kv_blocks_cached, stats.kv_blocks_free) == (0, 3, 61)
+        assert stats.kv_blocks_total == 64
+        assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.copied_prefix_tokens) == (20, 10, 2)
+        assert (stats.preemptions, stats.recomputed_tokens, stats.deadline_drops) == (11, 6, 7)
+        assert (stats.swap_outs, stats.swap_ins) == (5, 4)
+        assert (stats.swapped_out_blocks, stats.swapped_in_blocks) == (15, 12)
+        assert (stats.swap_blocks_held, stats.swap_blocks_total) == (4, 32)
+        assert (stats.utilization, stats.swap_bytes_per_second) == (0.75, 2.5e9)
+        assert stats.step_time_per_token.ToMicroseconds() == 2000
+        assert stats.oldest_wait.ToMilliseconds() == 1500
+        (swapped,) = stats.sequence_states.values()
+        assert (swapped.current, swapped.entered, swapped.time.ToMilliseconds()) == (1, 5, 500)
+        assert list(stats.sequence_states) == ["swapped"]
+
+    run(test)
+
+
 def test_1000_cancelled_streams_leave_nothing():
     async def test(served):
         async def one():
@@ -226,7 +330,7 @@ def test_a_request_is_freed_when_it_ends(how):
             if how == "cancelled":
                 call.cancel()
             elif how == "failed":
-                error = SimpleNamespace(code=13, message="bad numbers", violations=[])
+                error = core_error(Code.INTERNAL, "bad numbers")
                 served.engine.push([FakeOutput(key, error=error, final=True)])
             elif how == "ok":
                 served.engine.emit(key, b"b", finish=finish("length"), final=True)

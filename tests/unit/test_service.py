@@ -2,16 +2,18 @@
 
 import asyncio
 import threading
+import time
+from dataclasses import replace
 
 import pytest
-from fakes import EOS, FakeEngine, FakeOutput, fake_model, finish
+from fakes import EOS, FakeEngine, FakeOutput, core_error, fake_model, finish
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import collect, merge
 from llmsrv.params import ChatPrompt, FinishReason, GenerationRequest, SamplingParams, TextPrompt, TokenPrompt
-from llmsrv.service import GenerationService, State
+from llmsrv.service import RETRY_MAX_S, RETRY_MIN_S, TEXT_WORKERS, GenerationService, QueueDrain, State
 
 
 def run(test):
@@ -431,7 +433,173 @@ def test_a_full_queue_says_when_to_come_back():
         engine.refusal = Code.RESOURCE_EXHAUSTED
         error = await refusal(service, request())
         assert error.code is Code.RESOURCE_EXHAUSTED
-        assert 0.1 <= error.retry_delay_s <= 30
+        assert error.reason == "QUEUE_FULL"
+        assert RETRY_MIN_S <= error.retry_delay_s <= RETRY_MAX_S
+
+    run(test)
+
+
+def test_waiting_for_too_long_says_when_to_come_back():
+    async def test(service, engine):
+        generation = await service.submit(replace(request(), queue_timeout_s=1.0))
+        error = core_error(Code.RESOURCE_EXHAUSTED, "waited for 1 s")
+        engine.push([FakeOutput(generation.key, error=error, final=True)])
+        with pytest.raises(ServiceError) as caught:
+            await collect(generation)
+        generation.close()
+        assert (caught.value.reason, caught.value.message) == ("QUEUE_TIMEOUT", "waited for 1 s")
+        assert RETRY_MIN_S <= caught.value.retry_delay_s <= RETRY_MAX_S
+        assert service.outcomes == {"RESOURCE_EXHAUSTED": 1}
+
+    run(test)
+
+
+def test_who_asks_and_how_urgent_it_is_reach_the_engine():
+    async def test(service, engine):
+        asked = replace(request(time_limit_s=9.0), priority=-3, queue_timeout_s=2.5, cache_salt="team a")
+        (await service.submit(asked)).close()
+        built = engine.submitted[1]
+        assert (built.priority, built.queue_timeout_s, built.params.time_limit_s) == (-3, 2.5, 9.0)
+        assert (built.tenant, built.cache_salt, built.deadline_s) == ("team a", "team a", None)
+        error = await refusal(service, replace(request(), cache_salt="x" * 1025))
+        assert [each.field for each in error.violations] == ["cache_salt"]  # where the tenant came from
+
+    run(test)
+
+
+# --- deadlines ---
+
+
+class CountingEncode:
+    """Counts what is tokenized, and takes its time."""
+
+    def __init__(self, service, seconds=0.0):
+        self.calls = 0
+        self._encode, self._seconds = service.model.tokenizer.encode, seconds
+        service.model.tokenizer.encode = self
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        time.sleep(self._seconds)
+        return self._encode(*args, **kwargs)
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0])
+def test_a_deadline_that_has_passed_costs_no_tokenizing(deadline_s):
+    async def test(service, engine):
+        encode = CountingEncode(service)
+        error = await refusal(service, replace(request(), deadline_s=deadline_s))
+        assert (error.code, error.reason) == (Code.DEADLINE_EXCEEDED, "DEADLINE_PASSED")
+        assert (encode.calls, engine.submitted) == (0, {})
+        assert service.outcomes == {"DEADLINE_EXCEEDED": 1}
+
+    run(test)
+
+
+def test_what_tokenizing_takes_counts():
+    async def test(service, engine):
+        CountingEncode(service, 0.1)
+        (await service.submit(replace(request(), deadline_s=50.0))).close()
+        assert 0 < engine.submitted[1].deadline_s <= 49.9
+        assert (await refusal(service, replace(request(), deadline_s=0.05))).code is Code.DEADLINE_EXCEEDED
+        assert len(engine.submitted) == 1
+
+    run(test)
+
+
+def test_a_deadline_that_passes_before_a_worker_is_free_costs_no_tokenizing():
+    async def test(service, engine):
+        encode = CountingEncode(service, 0.2)
+        slow = [asyncio.ensure_future(service.submit(request())) for _ in range(TEXT_WORKERS)]
+        await asyncio.sleep(0)
+        error = await refusal(service, replace(request(), deadline_s=0.05))
+        assert error.code is Code.DEADLINE_EXCEEDED
+        for each in slow:
+            (await each).close()
+        assert encode.calls == len(engine.submitted) == TEXT_WORKERS
+
+    run(test)
+
+
+# --- how fast the queue drains ---
+
+
+def drained(queue, first, count, begin, step, at_once=1):
+    """Fills the queue at `begin`; then `at_once` requests leave every `step` seconds. When the last one left."""
+    for key in range(first, first + count):
+        queue.enter(key, begin)
+    now = begin
+    for i in range(0, count, at_once):
+        now = begin + (i // at_once + 1) * step
+        for key in range(first + i, min(first + i + at_once, first + count)):
+            queue.leave(key, now)
+    assert queue.waiting == 0
+    return now
+
+
+@pytest.mark.parametrize(("step", "at_once"), [(0.05, 1), (0.5, 1), (4.0, 1), (2.0, 64), (20.0, 1)])
+def test_the_drain_rate_is_measured(step, at_once):
+    queue = QueueDrain()
+    now = drained(queue, 0, 40 * at_once, 1000.0, step, at_once)
+    assert queue.seconds_each(now) == pytest.approx(step / at_once, rel=0.25)
+
+
+def test_an_idle_gap_is_no_slow_drain():
+    queue = QueueDrain()
+    now = drained(queue, 0, 100, 1000.0, 0.5)
+    before = queue.seconds_each(now)
+    assert queue.seconds_each(now + 3600) == before
+    later = now + 7200
+    queue.enter(1000, later)
+    assert queue.seconds_each(later) == before
+    queue.leave(1000, later + 0.5)
+    assert queue.seconds_each(later + 0.5) == pytest.approx(before, rel=0.05)
+
+
+def test_a_queue_that_stands_still_drains_ever_slower():
+    queue = QueueDrain()
+    now = drained(queue, 0, 100, 1000.0, 0.1)
+    queue.enter(1000, now)
+    queue.enter(1001, now)
+    waits = [queue.seconds_each(now + seconds) for seconds in (0, 10, 30, 100, 100_000)]
+    assert waits == sorted(waits)
+    assert waits[0] < 0.2
+    assert waits[-1] == pytest.approx(100_000)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.floats(0, 1000)), max_size=60))
+def test_any_history_of_a_queue_has_a_rate(events):
+    queue, waiting, now = QueueDrain(), set(), 0.0
+    for enters, key, seconds in events:
+        now += seconds
+        if enters:
+            queue.enter(key, now)
+            waiting.add(key)
+        else:
+            queue.leave(key, now)
+            waiting.discard(key)
+        assert queue.waiting == len(waiting)
+        assert 0 < queue.seconds_each(now) < float("inf")
+
+
+def test_the_retry_delay_follows_the_queue():
+    async def test(service, engine):
+        generations = [await service.submit(request()) for _ in range(8)]
+        for generation in generations[:3]:
+            engine.emit(generation.key, b"a")
+            await anext(generation)
+        generations[3].close()  # gave up: its place is free too
+        assert service._queue.waiting == 4
+        service._queue.seconds_each = lambda now: 3.0
+        engine.refusal = Code.RESOURCE_EXHAUSTED
+        assert (await refusal(service, request())).retry_delay_s == 6.0
+        service._queue.seconds_each = lambda now: 1e9
+        assert (await refusal(service, request())).retry_delay_s == RETRY_MAX_S
+        service._queue.seconds_each = lambda now: 1e-9
+        assert (await refusal(service, request())).retry_delay_s == RETRY_MIN_S
+        for generation in generations:
+            generation.close()
+        assert service._queue.waiting == 0
 
     run(test)
 

@@ -36,10 +36,7 @@ from llmsrv.v1 import inference_pb2, types_pb2
 
 NOT_IMPLEMENTED = (
     "sampling.bad_words",
-    "stopping.time_limit",
     "structured_output",
-    "priority",
-    "queue_timeout",
     "chat.messages.tool_calls",
     "chat.messages.tool_call_id",
     "chat.tools",
@@ -51,6 +48,7 @@ NOT_IMPLEMENTED_TOKENIZE = tuple(path for path in NOT_IMPLEMENTED if path.starts
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TIME_LIMIT: types_pb2.FINISH_REASON_TIME_LIMIT,
     FinishReason.ABORTED: types_pb2.FINISH_REASON_ABORTED,
 }
 
@@ -72,6 +70,8 @@ def generation_request(message: inference_pb2.GenerateRequest) -> GenerationRequ
         truncate_prompt_tokens=_optional(message, "truncate_prompt_tokens"),
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
+        priority=message.priority,
+        queue_timeout_s=_seconds(message, "queue_timeout"),
     )
 
 
@@ -163,6 +163,7 @@ def _params(
         stop_token_ids=stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
         include_stop=stopping.include_stop,
+        time_limit_s=_seconds(stopping, "time_limit"),
         text=True if text is None else text,
         skip_special_tokens=True if skip_special is None else skip_special,
         logprobs=output.logprobs,
@@ -173,6 +174,12 @@ def _params(
 
 def _optional(message: Message, field: str) -> Any:  # noqa: ANN401
     return getattr(message, field) if message.HasField(field) else None
+
+
+def _seconds(message: Message, field: str) -> float | None:
+    """A Duration in seconds, whatever its sign: the core's gate says which are too short."""
+    length = _optional(message, field)
+    return None if length is None else length.seconds + length.nanos * 1e-9
 
 
 def _refuse_set(message: Message, paths: Sequence[str], prefix: str = "") -> None:

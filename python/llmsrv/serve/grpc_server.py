@@ -14,6 +14,7 @@ import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -62,6 +63,7 @@ STOP_GRACE_S = 0.5
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
+StateSample = Any  # the core's StateStats: serve/ does not touch the core
 Unary = Callable[[Any, Any, Context], Awaitable[Any]]
 Streaming = Callable[[Any, Any, Context], AsyncIterator[Any]]
 
@@ -173,7 +175,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     @_unary
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
-        generation = await service.submit(await self._converted(convert.generation_request, request))
+        generation = await service.submit(await self._converted(convert.generation_request, request, context))
         _close_when_done(context, generation)
         asked, token_bytes = request.output, service.model.tokenizer.token_bytes
         try:
@@ -189,7 +191,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[Message]:
         service = self._server.service
-        generation = await service.submit(await self._converted(convert.stream_request, request))
+        generation = await service.submit(await self._converted(convert.stream_request, request, context))
         _close_when_done(context, generation)
         asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
         try:
@@ -203,12 +205,14 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             generation.close()
 
     async def _converted(
-        self, convert_message: Callable[[Any], GenerationRequest], message: Message
+        self, convert_message: Callable[[Any], GenerationRequest], message: Message, context: Context
     ) -> GenerationRequest:
         try:
             if message.ByteSize() <= INLINE_BYTES:
-                return convert_message(message)
-            return await asyncio.to_thread(convert_message, message)
+                request = convert_message(message)
+            else:
+                request = await asyncio.to_thread(convert_message, message)
+            return replace(request, deadline_s=context.time_remaining())
         except ServiceError as error:
             self._server.service.count_refusal(error)
             raise
@@ -377,6 +381,21 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             prefix_cache_hits=sample.prefix_hits,
             preemptions=sample.preemptions,
             requests=service.outcomes,
+            kv_blocks_free=sample.kv_blocks_free,
+            sequence_states={name: _state_stats(each) for name, each in sample.states.items()},
+            recomputed_tokens=sample.recomputed_tokens,
+            swap_outs=sample.swap_outs,
+            swap_ins=sample.swap_ins,
+            swapped_out_blocks=sample.swapped_out_blocks,
+            swapped_in_blocks=sample.swapped_in_blocks,
+            swap_blocks_held=sample.swap_blocks_held,
+            swap_blocks_total=sample.swap_blocks_total,
+            copied_prefix_tokens=sample.copied_prefix_tokens,
+            utilization=sample.utilization,
+            swap_bytes_per_second=sample.swap_bytes_per_second,
+            step_time_per_token=convert.duration(sample.step_seconds_per_token),
+            oldest_wait=convert.duration(sample.oldest_wait_s),
+            deadline_drops=sample.deadline_drops,
         )
 
 
@@ -400,6 +419,12 @@ def _close_when_done(context: Context, generation: Generation) -> None:
             found.close()
 
     context.add_done_callback(close)
+
+
+def _state_stats(stats: StateSample) -> admin_pb2.SequenceStateStats:
+    return admin_pb2.SequenceStateStats(
+        current=stats.current, entered=stats.entered, time=convert.duration(stats.seconds)
+    )
 
 
 def _no_rpc(name: str) -> ServiceError:

@@ -58,8 +58,18 @@ class GetServerInfoResponse(_message.Message):
     max_batch_tokens: int
     def __init__(self, version: _Optional[str] = ..., commit: _Optional[str] = ..., backend: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., kv_blocks: _Optional[int] = ..., kv_block_tokens: _Optional[int] = ..., max_running: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ...) -> None: ...
 
+class SequenceStateStats(_message.Message):
+    __slots__ = ("current", "entered", "time")
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    current: int
+    entered: int
+    time: _duration_pb2.Duration
+    def __init__(self, current: _Optional[int] = ..., entered: _Optional[int] = ..., time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class EngineStats(_message.Message):
-    __slots__ = ("time", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "draft_tokens", "accepted_draft_tokens", "requests", "kv_blocks_cached")
+    __slots__ = ("time", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "draft_tokens", "accepted_draft_tokens", "requests", "kv_blocks_cached", "kv_blocks_free", "sequence_states", "recomputed_tokens", "swap_outs", "swap_ins", "swapped_out_blocks", "swapped_in_blocks", "swap_blocks_held", "swap_blocks_total", "copied_prefix_tokens", "utilization", "swap_bytes_per_second", "step_time_per_token", "oldest_wait", "deadline_drops")
     class RequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +77,13 @@ class EngineStats(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SequenceStatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SequenceStateStats
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SequenceStateStats, _Mapping]] = ...) -> None: ...
     TIME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +100,21 @@ class EngineStats(_message.Message):
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_STATES_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUTS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_INS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    COPIED_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    SWAP_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_DROPS_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     state: ServerState
     running: int
@@ -99,7 +131,22 @@ class EngineStats(_message.Message):
     accepted_draft_tokens: int
     requests: _containers.ScalarMap[str, int]
     kv_blocks_cached: int
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., requests: _Optional[_Mapping[str, int]] = ..., kv_blocks_cached: _Optional[int] = ...) -> None: ...
+    kv_blocks_free: int
+    sequence_states: _containers.MessageMap[str, SequenceStateStats]
+    recomputed_tokens: int
+    swap_outs: int
+    swap_ins: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    swap_blocks_held: int
+    swap_blocks_total: int
+    copied_prefix_tokens: int
+    utilization: float
+    swap_bytes_per_second: float
+    step_time_per_token: _duration_pb2.Duration
+    oldest_wait: _duration_pb2.Duration
+    deadline_drops: int
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., requests: _Optional[_Mapping[str, int]] = ..., kv_blocks_cached: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., sequence_states: _Optional[_Mapping[str, SequenceStateStats]] = ..., recomputed_tokens: _Optional[int] = ..., swap_outs: _Optional[int] = ..., swap_ins: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_blocks_held: _Optional[int] = ..., swap_blocks_total: _Optional[int] = ..., copied_prefix_tokens: _Optional[int] = ..., utilization: _Optional[float] = ..., swap_bytes_per_second: _Optional[float] = ..., step_time_per_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline_drops: _Optional[int] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

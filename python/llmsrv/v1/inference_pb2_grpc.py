@@ -28,7 +28,10 @@ if _version_not_supported:
 class InferenceServiceStub(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
-    call or passing its deadline frees the request's memory at the next step.
+    call or passing its deadline frees the request's memory at the next step; a
+    request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
+    RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
+    QUEUE_TIMEOUT.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.
@@ -80,7 +83,10 @@ class InferenceServiceStub(object):
 class InferenceServiceServicer(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
-    call or passing its deadline frees the request's memory at the next step.
+    call or passing its deadline frees the request's memory at the next step; a
+    request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
+    RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
+    QUEUE_TIMEOUT.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.
@@ -184,7 +190,10 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 class InferenceService(object):
     """Generates text. Failures are gRPC statuses with google.rpc details, in the
     middle of a stream too: what was delivered before stays valid. Cancelling a
-    call or passing its deadline frees the request's memory at the next step.
+    call or passing its deadline frees the request's memory at the next step; a
+    request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
+    RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
+    QUEUE_TIMEOUT.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.
