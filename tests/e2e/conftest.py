@@ -29,6 +29,25 @@ def tiny_daemon(smollm2_path):
     )
 
 
+def _one_at_a_time(smollm2_path, *flags):
+    return Daemon(
+        *("--model", str(smollm2_path), "--max-model-len", "1024", "--kv-cache-memory", "64MiB"),
+        *("--max-num-seqs", "1", "--max-queued-requests", "4", *flags),
+    )
+
+
+@pytest.fixture(scope="session")
+def single_daemon(smollm2_path):
+    """One that runs one request at a time and lets four wait."""
+    yield from _kept(_one_at_a_time(smollm2_path))
+
+
+@pytest.fixture(scope="session")
+def priority_daemon(smollm2_path):
+    """The same, the most urgent first."""
+    yield from _kept(_one_at_a_time(smollm2_path, "--scheduling-policy", "priority"))
+
+
 def _kept(daemon):
     try:
         _running.append(daemon.wait_until_serving())

@@ -471,17 +471,25 @@ def test_who_asks_and_how_urgent_it_is_reach_the_engine():
 
 
 class CountingEncode:
-    """Counts what is tokenized, and takes its time."""
+    """Counts what is tokenized, and lets it wait until `go` is set."""
 
-    def __init__(self, service, seconds=0.0):
+    def __init__(self, service):
         self.calls = 0
-        self._encode, self._seconds = service.model.tokenizer.encode, seconds
+        self.go = threading.Event()
+        self._encode = service.model.tokenizer.encode
         service.model.tokenizer.encode = self
 
     def __call__(self, *args, **kwargs):
         self.calls += 1
-        time.sleep(self._seconds)
+        assert self.go.wait(10)
         return self._encode(*args, **kwargs)
+
+
+async def submitting(service, *requests):
+    """Tasks that submit, and have begun to."""
+    tasks = [asyncio.ensure_future(service.submit(each)) for each in requests]
+    await asyncio.sleep(0)
+    return tasks
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0])
@@ -498,22 +506,33 @@ def test_a_deadline_that_has_passed_costs_no_tokenizing(deadline_s):
 
 def test_what_tokenizing_takes_counts():
     async def test(service, engine):
-        CountingEncode(service, 0.1)
-        (await service.submit(replace(request(), deadline_s=50.0))).close()
-        assert 0 < engine.submitted[1].deadline_s <= 49.9
-        assert (await refusal(service, replace(request(), deadline_s=0.05))).code is Code.DEADLINE_EXCEEDED
-        assert len(engine.submitted) == 1
+        encode = CountingEncode(service)
+        soon, later = await submitting(
+            service, replace(request(), deadline_s=0.05), replace(request(), deadline_s=50.0)
+        )
+        time.sleep(0.1)
+        encode.go.set()
+        (await later).close()
+        with pytest.raises(ServiceError) as caught:
+            await soon
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
+        (built,) = engine.submitted.values()
+        assert 0 < built.deadline_s < 49.95
 
     run(test)
 
 
 def test_a_deadline_that_passes_before_a_worker_is_free_costs_no_tokenizing():
     async def test(service, engine):
-        encode = CountingEncode(service, 0.2)
-        slow = [asyncio.ensure_future(service.submit(request())) for _ in range(TEXT_WORKERS)]
-        await asyncio.sleep(0)
-        error = await refusal(service, replace(request(), deadline_s=0.05))
-        assert error.code is Code.DEADLINE_EXCEEDED
+        encode = CountingEncode(service)
+        *slow, late = await submitting(
+            service, *[request() for _ in range(TEXT_WORKERS)], replace(request(), deadline_s=0.05)
+        )
+        time.sleep(0.1)
+        encode.go.set()
+        with pytest.raises(ServiceError) as caught:
+            await late
+        assert caught.value.code is Code.DEADLINE_EXCEEDED
         for each in slow:
             (await each).close()
         assert encode.calls == len(engine.submitted) == TEXT_WORKERS
