@@ -62,6 +62,8 @@ class Engine {
   // False when it is not in flight.
   bool end(RequestKey key, FinishReason reason) { return inbox_.end(key, reason); }
   std::optional<RequestKey> find(const std::string& id) const { return inbox_.find(id); }
+  // Requests that were accepted and do not run yet, now.
+  int queued() const { return inbox_.queued(); }
   // Aborts everything in flight; the ids of what was.
   std::vector<std::string> abort_all();
 

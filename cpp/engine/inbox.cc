@@ -68,6 +68,11 @@ std::vector<std::pair<std::string, RequestKey>> Inbox::in_flight() const {
   return {live_.begin(), live_.end()};
 }
 
+int Inbox::queued() const {
+  const std::lock_guard lock(mutex_);
+  return queued_requests_;
+}
+
 void Inbox::close(Status reason) {
   const std::lock_guard lock(mutex_);
   if (!closed_) closed_ = std::move(reason);

@@ -56,6 +56,8 @@ class Inbox {
   std::future<int> clear_prefix_cache();
   std::optional<RequestKey> find(const std::string& id) const;
   std::vector<std::pair<std::string, RequestKey>> in_flight() const;
+  // Requests that were accepted and have not left the queue.
+  int queued() const;
 
   // Refuses every later submission with `reason`, and wakes the engine thread. The first reason stays.
   void close(Status reason);

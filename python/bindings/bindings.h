@@ -21,7 +21,7 @@ void register_config(pybind11::module_& module);
 void register_request(pybind11::module_& module);
 void register_sched(pybind11::module_& module);
 void register_output(pybind11::module_& module);
-void register_stats(pybind11::module_& module);
+void register_engine_stats(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 
 // A refused request on its way to Python, where it becomes a StatusError.

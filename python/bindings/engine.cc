@@ -57,6 +57,7 @@ void register_engine(py::module_& module) {
           [](Engine& engine, int timeout_ms) { return engine.wait_outputs(std::chrono::milliseconds(timeout_ms)); },
           release, py::arg("timeout_ms"))
       .def("stats", &Engine::stats)
+      .def_property_readonly("queued", &Engine::queued)
       .def("shutdown", &Engine::shutdown, release)
       .def_property_readonly("plan", &Engine::plan)
       .def_property_readonly("device", &Engine::device);

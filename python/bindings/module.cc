@@ -10,6 +10,6 @@ PYBIND11_MODULE(_core, module) {
   llmsrv::bindings::register_request(module);
   llmsrv::bindings::register_output(module);
   llmsrv::bindings::register_sched(module);
-  llmsrv::bindings::register_stats(module);
+  llmsrv::bindings::register_engine_stats(module);
   llmsrv::bindings::register_engine(module);
 }

@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 namespace llmsrv::bindings {
 
-void register_stats(py::module_& module) {
+void register_engine_stats(py::module_& module) {
   py::class_<StateStats>(module, "StateStats")
       .def_readonly("current", &StateStats::current)
       .def_readonly("entered", &StateStats::entered)

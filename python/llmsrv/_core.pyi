@@ -313,6 +313,9 @@ class Engine:
     def wait_outputs(self, timeout_ms: int) -> list[Output]:
         """Waits, without the GIL, for outputs and takes all of them. An empty list means time-out or shutdown."""
     def stats(self) -> EngineStats: ...
+    @property
+    def queued(self) -> int:
+        """Requests that were accepted and do not run yet, now: stats() is as old as the last step."""
     def shutdown(self) -> None:
         """Ends all requests as aborted and joins the engine thread. Idempotent."""
     @property

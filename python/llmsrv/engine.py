@@ -130,6 +130,11 @@ class Engine:
         """One consistent sample."""
         return self._core.stats()
 
+    @property
+    def queued(self) -> int:
+        """Requests that the core has accepted and that do not run yet, now: stats() is as old as the last step."""
+        return self._core.queued
+
     def shutdown(self) -> None:
         """Ends all requests as aborted and joins the engine thread. Idempotent."""
         self._core.shutdown()

@@ -241,10 +241,7 @@ class GenerationService:
         self._refuse_unless_serving()
         self.check_model(request.model)
         _time_left(deadline)
-        if self._preparing >= self.model.config.max_queued_requests:
-            raise ServiceError(
-                Code.RESOURCE_EXHAUSTED, "too many prompts wait for the tokenizer", retry_delay_s=self._retry_delay()
-            )
+        self._refuse_when_full()
         request_id = request.request_id or f"req-{secrets.token_hex(8)}"
         self._preparing += 1
         try:
@@ -280,6 +277,16 @@ class GenerationService:
             raise ServiceError(Code.UNAVAILABLE, f"the engine failed: {self._failure}", reason="ENGINE_FAILED")
         if self._drain_state is not None:
             raise ServiceError(Code.UNAVAILABLE, "the server is shutting down", reason="DRAINING", retry_delay_s=1.0)
+
+    def _refuse_when_full(self) -> None:
+        """Before anything is spent on a prompt: a refusal must not wait for the tokenizer."""
+        waiting = self._engine.queued + self._preparing
+        if waiting >= self.model.config.max_queued_requests:
+            raise ServiceError(
+                Code.RESOURCE_EXHAUSTED,
+                f"the queue is full: {waiting} requests wait (max_queued_requests)",
+                retry_delay_s=self._retry_delay(),
+            )
 
     def _retry_delay(self) -> float:
         """When half of what waits should have left the queue, at the rate at which it was left of late."""

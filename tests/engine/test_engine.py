@@ -256,7 +256,9 @@ def test_queued_tokens_are_limited(weights):
         keys += [running.submit(request(str(i), prompt(1, 20), stopping={"max_tokens": 2})) for i in range(2)]
         with pytest.raises(_core.StatusError, match="max_queued_tokens"):
             running.submit(request("too much", prompt(1, 20), stopping={"max_tokens": 2}))
+        assert running.queued == 2
         collect(running, keys)
+        assert running.queued == 0
 
 
 def test_an_id_in_flight_is_refused_and_free_again_afterwards(weights):

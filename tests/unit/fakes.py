@@ -92,6 +92,7 @@ class FakeEngine:
         self.failure = ""
         self.stopped = False
         self.stuck_s = 0.0
+        self.queued = 0
 
     # what the service calls
 

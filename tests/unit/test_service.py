@@ -439,6 +439,23 @@ def test_a_full_queue_says_when_to_come_back():
     run(test)
 
 
+def test_a_full_queue_refuses_before_anything_is_tokenized():
+    async def test(service, engine):
+        encode = CountingEncode(service)
+        limit = service.model.config.max_queued_requests
+        engine.queued = limit - 1
+        (last,) = await submitting(service, request())
+        error = await refusal(service, request())  # the last place is taken, although its prompt is not ready
+        assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert f"{limit} requests wait" in error.message
+        assert RETRY_MIN_S <= error.retry_delay_s <= RETRY_MAX_S
+        encode.go.set()
+        (await last).close()
+        assert encode.calls == 1
+
+    run(test)
+
+
 def test_waiting_for_too_long_says_when_to_come_back():
     async def test(service, engine):
         generation = await service.submit(replace(request(), queue_timeout_s=1.0))
