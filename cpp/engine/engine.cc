@@ -237,13 +237,16 @@ void Engine::look_at(LiveRequest& live, const Expiry& expiry, double now_s) {
 // Ends a request that waits and whose first token would come after its deadline even if it were admitted now.
 void Engine::must_start(LiveRequest& live, double now_s) {
   const int uncached = live.usage.prompt_tokens - scheduler_.findable_prompt_tokens(live.sequences.front());
-  const double prefill_s = uncached * step_cost_.seconds_per_token().value_or(0.0);
+  const double prefill_s = least_prefill_s(uncached);
   const double latest_s = live.submitted_s + *live.request.deadline_s - prefill_s;
   if (latest_s > now_s) return expire_at(live, ExpiryKind::kLatestStart, latest_s);
-  end_request(live,
-              Status(StatusCode::kDeadlineExceeded,
-                     "the deadline cannot be met: it waits, and its prompt needs " + std::to_string(prefill_s) + " s"));
+  end_request(
+      live, Status(StatusCode::kDeadlineExceeded,
+                   "the deadline cannot be met: the request waits, and reading its prompt takes longer than is left"));
 }
+
+// Half of the estimate, so that only those without hope are given up.
+double Engine::least_prefill_s(int tokens) const { return 0.5 * tokens * step_cost_.slope_s().value_or(0.0); }
 
 void Engine::expire_at(LiveRequest& live, ExpiryKind kind, double time_s) {
   const Expiry expiry{time_s, live.key, kind};
@@ -299,9 +302,9 @@ void Engine::set_expiries(LiveRequest& live) {
   if (request.queue_timeout_s) expire_at(live, ExpiryKind::kQueueTimeout, start_s + *request.queue_timeout_s);
   if (request.stopping.time_limit_s) expire_at(live, ExpiryKind::kTimeLimit, start_s + *request.stopping.time_limit_s);
   if (!request.deadline_s) return;
-  const double prefill_s = live.usage.prompt_tokens * step_cost_.seconds_per_token().value_or(0.0);
-  expire_at(live, ExpiryKind::kDeadline, start_s + *request.deadline_s);
-  expire_at(live, ExpiryKind::kLatestStart, start_s + *request.deadline_s - prefill_s);
+  const double end_s = start_s + *request.deadline_s;
+  expire_at(live, ExpiryKind::kDeadline, end_s);
+  expire_at(live, ExpiryKind::kLatestStart, end_s - least_prefill_s(live.usage.prompt_tokens));
 }
 
 void Engine::add_choices(LiveRequest& live, int first, int end) {

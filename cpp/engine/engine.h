@@ -89,6 +89,7 @@ class Engine {
   void end_expired();
   void look_at(LiveRequest& live, const Expiry& expiry, double now_s);
   void must_start(LiveRequest& live, double now_s);
+  double least_prefill_s(int tokens) const;
   void expire_at(LiveRequest& live, ExpiryKind kind, double time_s);
   const StepPlan& plan_step();
   void rest();

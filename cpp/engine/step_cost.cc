@@ -20,12 +20,16 @@ void StepCost::note(int tokens, double seconds) {
   product_ = keep * product_ + x * seconds;
 }
 
+std::optional<double> StepCost::slope_s() const {
+  const double spread = weight_ * tokens_squared_ - tokens_ * tokens_;
+  if (spread <= kSpreadMin * tokens_ * tokens_) return std::nullopt;
+  const double slope = (weight_ * product_ - tokens_ * seconds_) / spread;
+  return slope > 0.0 ? std::optional(slope) : std::nullopt;
+}
+
 std::optional<double> StepCost::seconds_per_token() const {
   if (weight_ == 0.0) return std::nullopt;
-  const double spread = weight_ * tokens_squared_ - tokens_ * tokens_;
-  const double slope = (weight_ * product_ - tokens_ * seconds_) / spread;
-  if (spread > kSpreadMin * tokens_ * tokens_ && slope > 0.0) return slope;
-  return seconds_ / tokens_;
+  return slope_s().value_or(seconds_ / tokens_);
 }
 
 }  // namespace llmsrv

@@ -14,8 +14,10 @@ class StepCost {
 
   void note(int tokens, double seconds);
 
-  // Nothing before the first step. While all steps are alike, or where more tokens seem to cost nothing, the whole
-  // time over the tokens.
+  // Nothing while all steps were alike, or where more tokens seem to cost nothing.
+  std::optional<double> slope_s() const;
+
+  // The slope; where it is not known, the whole time over the tokens, which is more. Nothing before the first step.
   std::optional<double> seconds_per_token() const;
 
  private:
