@@ -74,8 +74,10 @@ class Checker {
     }
   }
 
-  // Any priority is one.
   void check_scheduling(const Request& request) {
+    // A field that changes nothing is not accepted in silence (promise P10).
+    require(request.priority == 0 || config_.scheduling_policy == SchedulingPolicy::kPriority, "priority",
+            "must be 0: requests are not scheduled by priority here (scheduling_policy)");
     require(request.tenant.size() <= kTenantBytesMax, "tenant", "must have at most 1024 bytes");
     is_time(request.queue_timeout_s, "queue_timeout");
     is_time(request.stopping.time_limit_s, "stopping.time_limit");
