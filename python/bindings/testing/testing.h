@@ -5,11 +5,12 @@
 
 namespace llmsrv::testing {
 
-void register_quant(pybind11::module_& module);   // source formats, PackedMatrix
-void register_ops(pybind11::module_& module);     // CpuBackend, KvCache
-void register_sched(pybind11::module_& module);   // BlockPool, Scheduler
-void register_sample(pybind11::module_& module);  // Sampler
-void register_model(pybind11::module_& module);   // Decoder, CacheMemory
+void register_quant(pybind11::module_& module);          // source formats, PackedMatrix
+void register_ops(pybind11::module_& module);            // CpuBackend, KvCache
+void register_sched(pybind11::module_& module);          // BlockPool, PrefixIndex
+void register_scheduler_sim(pybind11::module_& module);  // the scheduler under a fake model
+void register_sample(pybind11::module_& module);         // Sampler
+void register_model(pybind11::module_& module);          // Decoder, CacheMemory
 void register_faulty_engine(pybind11::module_& module);
 void register_bench(pybind11::module_& module);  // what the machine can do at most, and timed operations
 
