@@ -150,10 +150,12 @@ def cost_by_running(result):
 
 
 def wait_by_claim(result, requests):
-    """99th percentile of the queue wait by what the policy goes by."""
+    """99th percentile of the queue wait by what the policy goes by; empty when nothing tells requests apart."""
     waits = defaultdict(list)
     for request, wait in zip(requests, result["queue_wait_s"], strict=True):
         waits[f"priority {request.priority}, {request.tenant or 'one tenant'}"].append(wait)
+    if len(waits) == 1:
+        return {}
     return {claim: float(np.quantile(wait, 0.99)) for claim, wait in sorted(waits.items())}
 
 
