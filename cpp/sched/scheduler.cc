@@ -238,10 +238,16 @@ void Scheduler::find_partial(const Sequence& sequence) {
   prefix_.partial = index_.find_partial(parent, tokens, sequence.cache_rules().salt);
   const auto sibling =
       sequence.cache_rules().sibling ? sequences_.find(*sequence.cache_rules().sibling) : sequences_.end();
-  if (sibling == sequences_.end() || sibling->second->state() != SequenceState::kRunning) return;
+  if (sibling == sequences_.end() || !has_contents(*sibling->second)) return;
   const int shared = std::min({sibling->second->computed_count(), sequence.prompt_count(), first + count}) - first;
   if (shared <= (prefix_.partial ? prefix_.partial->token_count : 0)) return;
   prefix_.partial = PartialMatch{sibling->second->blocks()[first / limits_.block_size], shared};
+}
+
+// Whether the sequence's blocks hold its computed tokens when this step's copies are made: swap_ins come after them.
+bool Scheduler::has_contents(const Sequence& sequence) const {
+  return sequence.state() == SequenceState::kRunning &&
+         std::find(plan_.resumed.begin(), plan_.resumed.end(), sequence.id()) == plan_.resumed.end();
 }
 
 void Scheduler::index_full_blocks(Sequence& sequence) {

@@ -144,6 +144,7 @@ class Scheduler {
   void start_after_prefix(Sequence& sequence, const BlockList& fresh);
   void find_prefix(const Sequence& sequence);
   void find_partial(const Sequence& sequence);
+  bool has_contents(const Sequence& sequence) const;
   void index_full_blocks(Sequence& sequence);
   bool grow_or_preempt(Sequence& sequence);
   int growth_blocks() const;

@@ -7,7 +7,7 @@ namespace llmsrv::testing {
 
 void register_quant(pybind11::module_& module);          // source formats, PackedMatrix
 void register_ops(pybind11::module_& module);            // CpuBackend, KvCache
-void register_sched(pybind11::module_& module);          // BlockPool, PrefixIndex
+void register_sched(pybind11::module_& module);          // BlockPool, PrefixIndex, a policy of the caller's own
 void register_scheduler_sim(pybind11::module_& module);  // the scheduler under a fake model
 void register_sample(pybind11::module_& module);         // Sampler
 void register_model(pybind11::module_& module);          // Decoder, CacheMemory
