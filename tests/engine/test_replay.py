@@ -18,7 +18,7 @@ def weights():
     return tiny_weights()
 
 
-def traffic(count):
+def traffic(count, policy):
     """Prompts that share beginnings, with salts, priorities, tenants and several choices."""
     made = []
     for i in range(count):
@@ -29,7 +29,8 @@ def traffic(count):
             stopping={"max_tokens": 6 + 9 * (i % 4), "min_tokens": i % 3, "stop_token_ids": [40 + i]},
         )
         each.cache_salt, each.tenant = SALTS[i % len(SALTS)], ["a", "b", 'c"\n'][i % 3]
-        each.priority, each.bypass_prefix_cache = i % 3 - 1, i % 7 == 6
+        each.bypass_prefix_cache = i % 7 == 6
+        each.priority = i % 3 - 1 if policy == "priority" else 0
         made.append(each)
     return made
 
@@ -39,7 +40,7 @@ def recorded(weights, path, **options):
     pool = pool_of(weights, blocks=18, block_size=8)
     options = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "tenant_weights": {"a": 2.0, 'c"\n': 0.5}} | options
     with engine(weights, trace_steps=str(path), **pool, **options) as running:
-        requests = traffic(24)
+        requests = traffic(24, options.get("scheduling_policy"))
         first = [running.submit(each) for each in requests[:16]]
         running.abort(first[3])
         running.abort(first[9])
