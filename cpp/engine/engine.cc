@@ -75,6 +75,7 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
   if (config_.trace_steps) trace_.emplace(*config_.trace_steps, limits_);
   stats_.kv_blocks_total = plan_.kv_cache.blocks;
   stats_.swap_blocks_total = plan_.swap.blocks;
+  sample_scheduler();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -158,7 +159,7 @@ const StepPlan& Engine::plan_step() {
   const PreemptionCosts costs{memory_.swap_s_per_block(), step_cost_.seconds_per_token().value_or(0.0)};
   scheduler_.set_costs(costs);
   const StepPlan& plan = scheduler_.plan();
-  if (trace_ && !plan.empty()) {
+  if (trace_) {
     trace_->costs(costs);
     trace_->plan(plan);
   }
@@ -513,6 +514,7 @@ void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
   begin_batch();
   while (!requests_.empty()) end_request(*requests_.begin()->second, how);
   busy_ = false;
+  if (trace_) trace_->flush();  // who reads the last output finds all of it in the file
   send();
 }
 

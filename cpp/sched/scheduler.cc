@@ -22,7 +22,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits)
 Scheduler::Scheduler(const SchedulerLimits& limits, std::unique_ptr<Policy> policy)
     : limits_(limits),
       watermark_blocks_(std::max(1, limits.blocks / kWatermarkDivisor)),
-      index_(limits.blocks, limits.block_size, limits.prefix_hash_bits),
+      index_(limits.blocks, limits.block_size, limits.prefix_hash_bits, limits.prefix_hash_key),
       pool_(limits.blocks, &index_, limits.eviction),
       policy_(std::move(policy)),
       block_tokens_(static_cast<std::size_t>(limits.block_size)) {

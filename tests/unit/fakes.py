@@ -261,6 +261,7 @@ def fake_model(engine, **overrides):
         "eos_token_ids": (EOS,),
         "vocab_size": VOCAB,
         "max_model_len": 4096,
+        "max_position": 4096,
         "config": config,
         "plan": SimpleNamespace(kv_blocks=64),
     }

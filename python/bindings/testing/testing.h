@@ -11,8 +11,8 @@ void register_sched(pybind11::module_& module);          // BlockPool, PrefixInd
 void register_scheduler_sim(pybind11::module_& module);  // the scheduler under a fake model
 void register_sample(pybind11::module_& module);         // Sampler
 void register_model(pybind11::module_& module);          // Decoder, CacheMemory
-void register_faulty_engine(pybind11::module_& module);
-void register_bench(pybind11::module_& module);  // what the machine can do at most, and timed operations
+void register_engine(pybind11::module_& module);         // engines that fail or wait on command, StepCost
+void register_bench(pybind11::module_& module);          // what the machine can do at most, and timed operations
 
 // Allocations in this module since it was loaded.
 long allocation_count();

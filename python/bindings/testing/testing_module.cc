@@ -8,6 +8,6 @@ PYBIND11_MODULE(_testing, module) {
   llmsrv::testing::register_scheduler_sim(module);
   llmsrv::testing::register_sample(module);
   llmsrv::testing::register_model(module);
-  llmsrv::testing::register_faulty_engine(module);
+  llmsrv::testing::register_engine(module);
   llmsrv::testing::register_bench(module);
 }
