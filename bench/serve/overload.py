@@ -9,8 +9,10 @@ in, counts out, and made before they are sent; each has a random prompt of its o
   overload  open loop, Poisson, --factor times that rate, for --seconds
   recovery  single requests, one after the other, from the last planned request on
 
-Words, over the phases limit and overload without their first --settle seconds, in which the queue fills:
-  refused_ms    overload: request sent to RESOURCE_EXHAUSTED received, the first seconds included; target: p99 <= 50
+The queue has to be full before anything is compared: `limit` begins to count when it has had as many answers as there
+are clients, and of the overload those accepted requests count that were sent after the first refusal.
+
+  refused_ms    overload: request sent to RESOURCE_EXHAUSTED received; target: p99 <= 50
   retry_info    share of the refusals with a RetryInfo
   ttft_ms       of accepted requests: time in the queue and in prefill, as the daemon's answer tells
   e2e_ms        of accepted requests: sent to answer received
@@ -27,6 +29,7 @@ Words, over the phases limit and overload without their first --settle seconds, 
 import argparse
 import asyncio
 import itertools
+import math
 import os
 import random
 import statistics
@@ -49,7 +52,7 @@ from report import Report
 
 from llmsrv.v1 import inference_pb2, types_pb2
 
-REFUSED_PAUSE_S = 0.1  # of a client of the closed loop, which only its first moments refuse
+REFUSED_PAUSE_S = 1.0  # of a client of the closed loop, which only its first moments refuse
 GENERATE = "/llmsrv.v1.InferenceService/Generate"
 
 
@@ -103,18 +106,40 @@ def messages(seed, count, options, vocab_size):
     ]
 
 
-async def closed_loop(caller, seconds, clients, pool):
-    """`clients` clients for `seconds`; they share the endless `pool` of messages."""
-    answers, end = [], time.perf_counter() + seconds
+class ClosedLoop:
+    """Clients that keep the queue full. Counts from the moment at which there were as many answers as clients."""
 
-    async def one_client():
-        while (now := time.perf_counter()) < end:
-            answers.append(await caller.send(next(pool), now))
-            if answers[-1].error:
+    def __init__(self, caller, clients, pool):
+        self._caller, self._clients, self._pool = caller, clients, pool
+        self._ended = asyncio.Event()
+        self._settled = asyncio.Event()
+        self.answers = []
+        self.refused = 0
+
+    async def _one_client(self):
+        while not self._ended.is_set():
+            answer = await self._caller.send(next(self._pool), time.perf_counter())
+            if answer.refused:
+                self.refused += 1
                 await asyncio.sleep(REFUSED_PAUSE_S)
+                continue
+            if answer.error:
+                raise answer.error
+            self.answers.append(answer)
+            if len(self.answers) >= self._clients:
+                self._settled.set()
 
-    await asyncio.gather(*(one_client() for _ in range(clients)))
-    return answers
+    async def run(self, seconds):
+        """The moments between which it counted. All its requests are answered when it returns."""
+        clients = asyncio.gather(*(self._one_client() for _ in range(self._clients)))
+        settling = asyncio.ensure_future(self._settled.wait())
+        await asyncio.wait({clients, settling}, return_when=asyncio.FIRST_COMPLETED)
+        began = time.perf_counter()
+        await asyncio.wait({clients}, timeout=seconds)
+        ended = time.perf_counter()
+        self._ended.set()
+        await clients
+        return began, ended
 
 
 async def open_loop(caller, rate, pool, seed):
@@ -166,9 +191,9 @@ class Watch:
         }
 
 
-def accepted_figures(answers, began, settle_s):
-    """Of accepted requests that were sent after the queue had filled."""
-    good = [each for each in answers if each.error is None and each.sent >= began + settle_s]
+def accepted_figures(answers, began, ended=math.inf):
+    """Of accepted requests that were sent between these moments."""
+    good = [each for each in answers if each.error is None and began <= each.sent < ended]
     return {
         "accepted": len(good),
         "ttft_ms": percentiles([each.ttft_s * 1e3 for each in good]),
@@ -184,9 +209,13 @@ def retry_info_share(refusals):
     return round(described / len(refusals), 4) if refusals else None
 
 
-def overload_figures(answers, limit, began, settle_s):
+def overload_figures(answers, limit):
     refusals = [each for each in answers if each.refused]
-    accepted = accepted_figures(answers, began, settle_s)
+    if not refusals:
+        raise RuntimeError("nothing was refused: the load is too small or too short")
+    accepted = accepted_figures(answers, min(each.ended for each in refusals))
+    if not accepted["accepted"]:
+        raise RuntimeError("nothing was accepted after the first refusal: --seconds is too short for this machine")
     last_accepted = max(each.ended for each in answers if each.error is None)
     return {
         "requests": len(answers),
@@ -250,33 +279,31 @@ class Bench:
 
     async def _limit(self):
         options = self._options
-        seconds = options.settle + options.limit_seconds
         pool = itertools.cycle(messages(f"{options.seed}/limit", 4096, options, self._vocab_size))
-        began = time.perf_counter()
+        loop = ClosedLoop(self._caller, options.clients, pool)
         async with Watch(self._daemon) as watch:
-            answers = await closed_loop(self._caller, seconds, options.clients, pool)
-        in_span = [each for each in answers if began + options.settle <= each.ended < began + seconds]
-        rate = sum(each.error is None for each in in_span) / options.limit_seconds
-        figures = accepted_figures([each for each in answers if each.sent < began + seconds], began, options.settle)
-        refused = sum(each.refused for each in answers)
+            began, ended = await loop.run(options.limit_seconds)
+        rate = sum(began <= each.ended < ended for each in loop.answers) / (ended - began)
+        figures = accepted_figures(loop.answers, began, ended)
+        if rate == 0 or not figures["accepted"]:
+            raise RuntimeError("nothing was answered at the limit: --limit-seconds is too short for this machine")
         text = (
             f"limit     {rate:.1f} requests/s with {options.clients} clients, TTFT p99 {figures['ttft_ms']['p99']:.0f}"
-            f" ms, E2E p99 {figures['e2e_ms']['p99']:.0f} ms; {refused} refused"
+            f" ms, E2E p99 {figures['e2e_ms']['p99']:.0f} ms; {loop.refused} refused"
         )
-        self._report.add(text, name="limit", rate=round(rate, 2), refused=refused, **figures, **watch.figures())
+        self._report.add(text, name="limit", rate=round(rate, 2), refused=loop.refused, **figures, **watch.figures())
         return figures, rate
 
     async def _overload(self, limit, rate):
         options = self._options
         offered = rate * options.factor
         pool = messages(f"{options.seed}/overload", int(offered * options.seconds), options, self._vocab_size)
-        began = time.perf_counter()
         async with Watch(self._daemon) as watch:
             tasks = await open_loop(self._caller, offered, pool, options.seed)
         answers = await asyncio.gather(*tasks)
         figures = {
             "offered": round(offered, 1),
-            **overload_figures(answers, limit, began, options.settle),
+            **overload_figures(answers, limit),
             **watch.figures(),
         }
         self._report.add(overload_sentence(figures), name="overload", seconds=options.seconds, **figures)
@@ -320,8 +347,7 @@ def parsed():
     parser.add_argument("--clients", type=int, help="of the phase `limit`")
     parser.add_argument("--factor", type=float, default=20.0, help="offered load over the sustainable rate")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
-    parser.add_argument("--limit-seconds", type=float, default=30.0, help="of the phase `limit`, after --settle")
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds in which the queue fills: do not count")
+    parser.add_argument("--limit-seconds", type=float, default=30.0, help="of the phase `limit`")
     parser.add_argument("--normal", type=float, default=1.2, help="a request this much slower than idle is normal")
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=64)
