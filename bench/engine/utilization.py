@@ -6,9 +6,9 @@ exactly as many output tokens as the trace has. stats() is sampled every --inter
 
 Words:
   slots        tokens that fit into the blocks that requests hold: blocks held times the block size
-  utilization  stats().utilization, slots that carry a computed token / slots held. `mean` is over the samples of the
-               steady load, those between --settle and the last arrival in which something is held; `by_slots` weighs
-               each sample by the slots held; target: mean >= 0.94
+  utilization  stats().utilization: slots that carry a token, or get it in the running step, over slots held. `mean` is
+               over the samples of the steady load, those between --settle and the last arrival in which something is
+               held; `by_slots` weighs each of them by the slots held; target: mean >= 0.94
   running      requests that run, mean over the same samples; when `waiting` is not near 0 the engine is slower than the
                trace
   lag_ms       submitted later than planned

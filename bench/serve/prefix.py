@@ -129,7 +129,7 @@ def parsed():
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--requests", type=int, default=64, help="of one run")
     parser.add_argument("--input-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="append one JSON line per result to this file")
     parser.add_argument("flags", nargs="*", help="after --: more flags of both daemons")
