@@ -205,7 +205,7 @@ void Engine::apply_inbox() {
 void Engine::clear_cache(std::promise<int>& answer) {
   const int freed = scheduler_.clear_prefix_cache();
   if (trace_) trace_->clear_prefix_cache(freed);
-  sample_scheduler();  // who has the answer sees it in the stats too
+  sample_scheduler(0);  // who has the answer sees it in the stats too
   answer.set_value(freed);
 }
 
@@ -520,13 +520,14 @@ void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
 
 // The statistics first: who has read an output finds its consequences in stats().
 void Engine::send() {
-  sample_scheduler();
+  sample_scheduler(0);
   outbox_.push(outputs_);
 }
 
-void Engine::sample_scheduler() {
+void Engine::sample_scheduler(int planned_tokens) {
   const SchedulerStats scheduler = scheduler_.stats();
-  const Scheduler::Slots slots = scheduler_.slots();
+  Scheduler::Slots slots = scheduler_.slots();
+  slots.filled += planned_tokens;
   const std::lock_guard lock(stats_mutex_);
   // After a failure the scheduler still has what was taken from the engine.
   stats_.running = failed_ ? 0 : scheduler.running;
@@ -553,7 +554,7 @@ void Engine::sample_scheduler() {
 void Engine::update_stats(const StepPlan& plan) {
   last_progress_s_ = monotonic_s();
   busy_ = !plan.empty();
-  sample_scheduler();
+  sample_scheduler(plan.token_count);
   if (plan.empty()) return;
   const std::lock_guard lock(stats_mutex_);
   ++stats_.steps;
