@@ -75,7 +75,7 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
   if (config_.trace_steps) trace_.emplace(*config_.trace_steps, limits_);
   stats_.kv_blocks_total = plan_.kv_cache.blocks;
   stats_.swap_blocks_total = plan_.swap.blocks;
-  sample_scheduler();
+  sample_scheduler(0);
   thread_ = std::thread([this] { run(); });
 }
 

@@ -192,7 +192,6 @@ void Scheduler::start_after_prefix(Sequence& sequence, const BlockList& fresh) {
   if (sequence.state_ == SequenceState::kPending) sequence.cached_prompt_count_ = sequence.computed_count_;
   counters_.recomputed_tokens +=
       static_cast<std::uint64_t>(std::max(0, sequence.lost_count_ - sequence.computed_count_));
-  sequence.lost_count_ = 0;
   if (limits_.prefix_cache && sequence.cache_rules().reads) {
     counters_.prefix_queries += static_cast<std::uint64_t>(sequence.token_count());
     counters_.prefix_hits += static_cast<std::uint64_t>(sequence.computed_count_);
@@ -301,7 +300,6 @@ void Scheduler::preempt(Sequence& victim) {
     plan_.preempted.push_back(victim.id());
   }
   stop_running(victim);
-  victim.indexed_count_ = 0;
   victim.content_.reset();
   victim.state_ = victim.swap_blocks().size() > 0 ? SequenceState::kSwapped : SequenceState::kPreempted;
   policy_->push(victim);

@@ -143,7 +143,7 @@ def test_who_was_away_does_not_collect_what_was_missed():
     streams.stop("away")
     assert streams.run(1000)["here"] > 10_000
     streams.start("away", 20)
-    lead = 64
+    lead = 4 * 64
     ahead = Counter()
     for _ in range(50):
         ahead += streams.run(1)

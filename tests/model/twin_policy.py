@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+LEAD_STEPS = 4  # how many full steps a tenant may be ahead
+
 
 class TwinLevels:
     """fcfs and priority: by level, then by arrival."""
@@ -101,5 +103,5 @@ class TwinFair:
 
 def make_policy(name, weights, max_step_tokens):
     if name == "fair":
-        return TwinFair(weights, max_step_tokens)
+        return TwinFair(weights, LEAD_STEPS * max_step_tokens)
     return TwinLevels(lambda sequence: sequence.priority if name == "priority" else 0)

@@ -14,10 +14,12 @@ class TwinBlock:
 
 
 class TwinPool:
-    """Free blocks are all alike. Cached ones go in order of release; under once_first those never found again first."""
+    """Free blocks are all alike. Cached ones go in order of release; under once_first those never found again first,
+    and of the others only a quarter of the pool: beyond that their oldest counts as just released and never found."""
 
     def __init__(self, total, once_first):
         self.once_first = once_first
+        self.found_again_max = total // 4
         self.free = [TwinBlock() for _ in range(total)]
         self.queues = ([], [])
         self.known = {}  # key -> block, the one indexed last at the end
@@ -54,6 +56,10 @@ class TwinPool:
             block.holders -= 1
             if block.holders == 0 and block.key:
                 self.queues[self.once_first and block.found_again].append(block)
+                if len(self.queues[1]) > self.found_again_max:
+                    oldest = self.queues[1].pop(0)
+                    oldest.found_again = False
+                    self.queues[0].append(oldest)
             elif block.holders == 0:
                 self.free.append(block)
 

@@ -15,7 +15,8 @@ class WatchedScheduler:
 
     def __init__(self, *, prefix_hash_bits=128, **limits):
         self.limits = limits
-        self.scheduler = _core.Scheduler(prefix_hash_bits=prefix_hash_bits, **limits)
+        # The key decides which short hashes collide: with a fixed one a history can be repeated.
+        self.scheduler = _core.Scheduler(prefix_hash_bits=prefix_hash_bits, prefix_hash_key=(1, 2), **limits)
         self.twin = Twin(**limits) if prefix_hash_bits == 128 else None
         self.memory = KvMemory(limits["block_size"])
         self.policy = limits.get("scheduling_policy", "fcfs")
