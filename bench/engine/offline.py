@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from llmsrv import _core
+from llmsrv.config import DEFAULT_DTYPE
 from llmsrv.weights.fetch import resolve_model
 from llmsrv.weights.load import inspect_model, load_weights
 
@@ -69,7 +70,7 @@ def prefill_rate(engine, prompt):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default=DEFAULT_DTYPE, choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--input", type=int, default=128)

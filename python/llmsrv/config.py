@@ -16,10 +16,11 @@ T = TypeVar("T", bound="EngineOptions")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
-_DTYPES = ("bfloat16", "float32")
+# What `--dtype` is when nothing is asked for.
+DEFAULT_DTYPE = "bfloat16"
 _CHOICES = {
-    "dtype": _DTYPES,
-    "kv_cache_dtype": _DTYPES,
+    "dtype": ("auto", "bfloat16", "float32"),
+    "kv_cache_dtype": ("bfloat16", "float32"),
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
@@ -88,7 +89,11 @@ class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
 
     model: str = _option("GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m.")
-    dtype: str = _option("Type of the weight matrices in memory: bfloat16 or float32.", "bfloat16")
+    dtype: str = _option(
+        "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
+        "bfloat16 or float32.",
+        DEFAULT_DTYPE,
+    )
     threads: int | None = _option("Compute threads. Default: physical cores.", None)
     max_model_len: int | None = _option(
         "Longest prompt plus output in tokens. Default, and auto: the model's own, or less if the KV cache is too "

@@ -206,7 +206,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
         text = pool.submit(_load_text, files)
         config, plan = _plan(files, options, tell)
-        check_plan(files.spec, plan, config, available_bytes())
+        check_plan(files, plan, config, available_bytes())
         threads = config.threads or 1
         with _weights_progress(report) as progress:
             weights = load_weights(files, dtype=config.dtype, threads=threads, progress=progress)
@@ -238,7 +238,7 @@ def plan_engine(options: EngineOptions, *, report: Report) -> None:
     files = _inspect(options, report)
     config, plan = _plan(files, options, report)
     report(describe_room(plan, config))
-    check_plan(files.spec, plan, config, available_bytes())
+    check_plan(files, plan, config, available_bytes())
 
 
 class _Clock:
@@ -286,8 +286,8 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
 
 
 def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
-    config = fit(files.spec, options, report)
-    plan = plan_memory(files.spec, config)
+    config = fit(files, options, report)
+    plan = plan_memory(files, config)
     report(describe_plan(plan, config, process_bytes=resident_bytes()))
     return config, plan
 

@@ -184,6 +184,16 @@ def test_unpacked_rows_of_plain_types(name):
             matrix.unpack_row(row)
 
 
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_embedding_gathers_packed_rows(name):
+    data = random_rows(name, 40, 2)
+    table = pack(name, data, threads=2)
+    ids = np.array([39, 0, 16, 16], np.int32)
+    out = np.empty((4, cols_of(name, 2)), np.float32)
+    _testing.CpuBackend(threads=2).embed(ids, table, out)
+    np.testing.assert_array_equal(out, [table.unpack_row(id_) for id_ in ids])
+
+
 def test_native_formats():
     assert {name: _testing.native_format(name) for name in BLOCK_FORMATS} == {name: name for name in BLOCK_FORMATS}
     assert {_testing.native_format(name) for name in ("f32", "f16", "bf16")} == {"bf16"}
