@@ -7,9 +7,13 @@
 namespace llmsrv {
 namespace {
 
-WeightFormat chosen(SourceFormat source, WeightsDtype dtype) {
+WeightFormat chosen(const WeightInfo& weight, SourceFormat source, WeightsDtype dtype) {
   if (dtype == WeightsDtype::kF32) return WeightFormat::kF32;
-  return dtype == WeightsDtype::kBf16 ? WeightFormat::kBf16 : native_format(source);
+  if (dtype == WeightsDtype::kBf16) return WeightFormat::kBf16;
+  const bool quantizes = source_block_values(source) == 1 && weight.shape[1] % packed::kGroupCols == 0;
+  if (dtype == WeightsDtype::kAuto || !quantizes) return native_format(source);
+  const bool is_table = weight.name == "embed" || weight.name == "lm_head";
+  return dtype == WeightsDtype::kInt8 || is_table ? WeightFormat::kS8 : WeightFormat::kU4;
 }
 
 }  // namespace
@@ -31,7 +35,7 @@ WeightFormats choose_weight_formats(const ModelSpec& spec, const std::map<std::s
       throw std::invalid_argument("weight '" + weight.name + "': rows of " + std::to_string(weight.shape[1]) +
                                   " values are no whole blocks of " + std::string(source_format_name(source)));
     }
-    formats[weight.name] = chosen(source, dtype);
+    formats[weight.name] = chosen(weight, source, dtype);
   }
   return formats;
 }

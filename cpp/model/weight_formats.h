@@ -9,9 +9,10 @@
 
 namespace llmsrv {
 
-// kAuto: what the file holds, block types as they are and floats of any size as bf16. The others: all as one plain
-// type.
-enum class WeightsDtype { kAuto, kBf16, kF32 };
+// kAuto: what the file holds, block types as they are and floats of any size as bf16. kBf16, kF32: all as one plain
+// type. kInt8, kInt4: as kAuto, but floats are quantized while loading (quantize.h) where rows are whole groups of 32;
+// the tables at both ends get 8 bits in any case, since 4 would cost most there.
+enum class WeightsDtype { kAuto, kBf16, kF32, kInt8, kInt4 };
 
 // Of every matrix of a model, by our names. Vectors are always float.
 using WeightFormats = std::map<std::string, WeightFormat>;

@@ -8,6 +8,7 @@
 #include "cpp/base/check.h"
 #include "cpp/base/float16.h"
 #include "cpp/quant/packed_lane.h"
+#include "cpp/quant/quantize.h"
 
 namespace llmsrv {
 namespace {
@@ -57,6 +58,14 @@ void store_quantized_row(WeightFormat format, const std::byte* source, int cols,
   }
 }
 
+void quantize_row(WeightFormat format, const std::vector<float>& values, std::byte* panel, int lane) {
+  QuantBlock block;
+  for (int index = 0; index < static_cast<int>(values.size()) / packed::kGroupCols; ++index) {
+    quantize_group(format, values.data() + index * packed::kGroupCols, block);
+    store_block(format, panel, {lane, index}, block);
+  }
+}
+
 void load_quantized_row(WeightFormat format, const std::byte* panel, int lane, int cols, float* out) {
   const SourceFormat meaning = source_of(format);
   QuantBlock block;
@@ -85,7 +94,8 @@ std::size_t PackedMatrix::packed_bytes(WeightFormat format, int rows, int cols) 
 }
 
 bool PackedMatrix::accepts(WeightFormat format, SourceFormat source) {
-  return !is_quantized(format) || source == source_of(format);
+  if (!is_quantized(format) || source == source_of(format)) return true;
+  return can_quantize_to(format) && source_block_values(source) == 1;
 }
 
 PackedMatrix::PackedMatrix(WeightFormat format, int rows, int cols)
@@ -106,13 +116,15 @@ void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span
   if (count == 0) return;
 
   // One unpacked row per member, padded with a zero to an even number of columns.
-  const std::size_t scratch_values = is_quantized(format_) ? 0 : column_pairs(cols_) * 2;
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(pool.size()),
-                                          std::vector<float>(scratch_values, 0.0f));
+                                          std::vector<float>(column_pairs(cols_) * 2, 0.0f));
   const auto store_row = [&](const std::byte* in, int row, std::vector<float>& values) {
     std::byte* panel = panel_of_row(row);
-    if (is_quantized(format_)) return store_quantized_row(format_, in, cols_, panel, row % kRows);
+    if (is_quantized(format_) && format == source_of(format_)) {
+      return store_quantized_row(format_, in, cols_, panel, row % kRows);
+    }
     llmsrv::unpack_row(format, in, cols_, values.data());
+    if (is_quantized(format_)) return quantize_row(format_, values, panel, row % kRows);
     format_ == WeightFormat::kBf16 ? store_row_bf16(values, panel, row % kRows)
                                    : store_row_f32(values, panel, row % kRows);
   };

@@ -45,8 +45,8 @@ Request to_request(const pybind11::handle& object);
 // "bfloat16" or "float32"; anything else throws std::invalid_argument that names `field`.
 DType parse_dtype(const std::string& name, const std::string& field);
 
-// The formats that a model's matrices get. `sources`: weight name -> format of the file; `dtype`: "auto", "bfloat16" or
-// "float32". Throws std::invalid_argument for unknown names.
+// The formats that a model's matrices get. `sources`: weight name -> format of the file; `dtype`: "auto", "bfloat16",
+// "float32", "int8" or "int4". Throws std::invalid_argument for unknown names.
 using SourceNames = std::map<std::string, std::string>;
 WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype);
 // Weight name -> format name.

@@ -71,7 +71,8 @@ class Weights:
         """Takes the memory for all weights.
 
         `dtype` of the matrices: "auto" (what the file holds: block formats as they are, floats as bfloat16),
-        "bfloat16" or "float32"; vectors are float32. `sources`: weight name -> format of the file, as for set();
+        "bfloat16", "float32", or "int8" and "int4": as auto, but floats are quantized in groups of 32; vectors are
+        float32. `sources`: weight name -> format of the file, as for set();
         a weight that is not named is taken for float32.
         """
     def set(self, name: str, source_format: str, shape: Sequence[int], data: Buffer) -> None:

@@ -22,6 +22,7 @@ from llmsrv.memory import (
     describe_plan,
     describe_room,
     fit,
+    matrix_formats,
     plan_memory,
     resident_bytes,
 )
@@ -177,6 +178,11 @@ class LoadedModel:
         """Bytes of the longest token: more text than max_model_len of these cannot be a prompt."""
         return max(len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
+    @property
+    def weight_dtype(self) -> str:
+        """What the weight matrices are held in."""
+        return matrix_formats(self.plan)
+
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """Fills what the caller left open: from the model's generation_config, then from the server."""
         filled = {}
@@ -209,7 +215,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         check_plan(files, plan, config, available_bytes())
         threads = config.threads or 1
         with _weights_progress(report) as progress:
-            weights = load_weights(files, dtype=config.dtype, threads=threads, progress=progress)
+            weights = load_weights(files, dtype=config.weights_dtype, threads=threads, progress=progress)
         clock.lap("loaded the weights")
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
@@ -220,7 +226,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     return LoadedModel(
         name=name or _default_name(options.model, files.path),
         architecture=files.architecture,
-        quantization=files.quantization,
+        quantization=files.quantization or config.quantization or "",
         engine=Engine(core),
         tokenizer=tokenizer,
         chat_template=template,

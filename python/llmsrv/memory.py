@@ -38,6 +38,7 @@ CORE_FIELDS = (
     "prefix_cache",
     "prefix_hash_bits",
 )
+_PLAIN_TYPES = {"bf16": "bfloat16", "f32": "float32"}  # as the options have them
 _PROBE_BYTES = 1 << 40  # a KV cache that every model fits into
 _USUAL_TOKENS = 1024  # of a sequence, when the plan says how many fit
 _CGROUPS = (  # limit, used, statistics and their count of pages that could be dropped; version 2, then version 1
@@ -96,7 +97,7 @@ def plan_memory(model: PlannedModel, config: EngineOptions) -> "_core.MemoryPlan
 
     return _core.plan_memory(
         model.spec,
-        weights_dtype=config.dtype,
+        weights_dtype=config.weights_dtype,
         sources=model.weight_sources,
         config=core_config(config, ()),
         threads=config.threads or 1,
@@ -132,11 +133,17 @@ def check_plan(model: PlannedModel, plan: "_core.MemoryPlan", config: EngineOpti
     )
 
 
+def matrix_formats(plan: "_core.MemoryPlan") -> str:
+    """The formats of the weight matrices, those of most matrices first: "bfloat16", "q4_k, q6_k"."""
+    by_count = [name for name, _ in Counter(plan.weight_formats.values()).most_common()]
+    return ", ".join(_PLAIN_TYPES.get(name, name) for name in by_count)
+
+
 def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
     """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
     token_bytes = plan.kv_block_bytes / config.block_size
     rows = [
-        ("weights", plan.weights_bytes, _formats(plan)),
+        ("weights", plan.weights_bytes, f"{matrix_formats(plan)}; float32 norms"),
         ("workspace", plan.workspace_bytes, f"{config.max_num_batched_tokens} tokens per step"),
         (
             "KV cache",
@@ -193,12 +200,6 @@ def _largest_that_fits(model: PlannedModel, config: EngineOptions, available: in
         return None
     free, block_bytes = free_for_kv(blocks)
     return min(blocks * block_size, longest), free // block_bytes * block_bytes
-
-
-def _formats(plan: "_core.MemoryPlan") -> str:
-    """The types of the matrices, those of most matrices first; vectors are float32 always."""
-    by_count = [name for name, _ in Counter(plan.weight_formats.values()).most_common()]
-    return f"{', '.join(by_count)}; f32 norms"
 
 
 def _left_in_container(root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:

@@ -262,6 +262,8 @@ def fake_model(engine, **overrides):
         "vocab_size": VOCAB,
         "max_model_len": 4096,
         "config": config,
-        "plan": SimpleNamespace(kv_blocks=64),
+        "plan": SimpleNamespace(
+            kv_blocks=64, weight_formats={"embed": "q8_0", "layers.0.o": "bf16", "layers.0.q": "bf16"}
+        ),
     }
     return LoadedModel(**{**fields, **overrides})

@@ -82,10 +82,14 @@ def test_the_plan_is_printed_with_its_sum():
 @pytest.mark.parametrize(
     ("dtype", "sources", "note"),
     [
-        ("bfloat16", {"embed": "q4_0"}, "bf16; f32 norms"),
-        ("float32", {"embed": "q4_0"}, "f32; f32 norms"),
-        ("auto", {}, "bf16; f32 norms"),
-        ("auto", {"embed": "q4_0", "layers.1.q": "q5_1", "layers.0.down": "q5_1"}, "bf16, q5_1, q4_0; f32 norms"),
+        ("bfloat16", {"embed": "q4_0"}, "bfloat16; float32 norms"),
+        ("float32", {"embed": "q4_0"}, "float32; float32 norms"),
+        ("auto", {}, "bfloat16; float32 norms"),
+        (
+            "auto",
+            {"embed": "q4_0", "layers.1.q": "q5_1", "layers.0.down": "q5_1"},
+            "bfloat16, q5_1, q4_0; float32 norms",
+        ),
     ],
 )
 def test_the_plan_names_the_formats(dtype, sources, note):

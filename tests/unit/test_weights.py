@@ -98,12 +98,12 @@ def test_bytes_by_arithmetic(dtype, sources):
 
 
 def test_a_matrix_takes_only_the_announced_format():
-    weights = _core.Weights(spec(), dtype="auto", threads=1, sources={"layers.0.q": "q8_0"})
-    with pytest.raises(ValueError, match=r"'layers\.0\.q': is q4_0, but memory was taken for q8_0"):
+    weights = _core.Weights(spec(), dtype="auto", threads=1, sources={"layers.0.q": "q5_1"})
+    with pytest.raises(ValueError, match=r"'layers\.0\.q': is q4_0, but memory was taken for q5_1"):
         weights.set("layers.0.q", "q4_0", (96, 256), bytes(96 * 8 * 18))
-    with pytest.raises(ValueError, match=r"'layers\.0\.q': is f32, but memory was taken for q8_0"):
+    with pytest.raises(ValueError, match=r"'layers\.0\.q': is f32, but memory was taken for q5_1"):
         weights.set("layers.0.q", "f32", (96, 256), bytes(96 * 256 * 4))
-    weights.set("layers.0.q", "q8_0", (96, 256), bytes(96 * 8 * 34))
+    weights.set("layers.0.q", "q5_1", (96, 256), bytes(96 * 8 * 24))
     weights.set("layers.0.k", "q8_0", (24, 256), bytes(24 * 8 * 34))  # held as bf16: any source will do
 
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpp/base/float16.h"
 #include "cpp/quant/packed_matrix.h"
 #include "cpp/quant/source_format.h"
 #include "python/bindings/testing/testing.h"
@@ -45,6 +46,11 @@ void register_quant(py::module_& m) {
   });
   m.def("unpack_row", &unpack, py::arg("format"), py::arg("source"), py::arg("cols"));
 
+  m.def("to_f16", [](const py::array_t<float, py::array::c_style | py::array::forcecast>& values) {  // the bits
+    py::array_t<std::uint16_t> out(values.size());
+    for (py::ssize_t i = 0; i < values.size(); ++i) out.mutable_data()[i] = float_to_f16(values.data()[i]);
+    return out;
+  });
   m.def("native_format",
         [](const std::string& name) { return std::string(weight_format_name(native_format(source_format(name)))); });
 

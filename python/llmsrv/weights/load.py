@@ -26,7 +26,7 @@ _COMPARED_BYTES = 16 << 20
 
 
 def load_weights(files: ModelFiles, *, dtype: str, threads: int, progress: ProgressCallback = no_progress) -> Weights:
-    """Reads all weights. `dtype` of the matrices: auto (as the files have them), bfloat16 or float32.
+    """Reads all weights. `dtype` of the matrices: auto (as the files have them), bfloat16, float32, int8 or int4.
 
     Raises ValueError for another dtype, and when the files have changed since they were inspected.
     """
