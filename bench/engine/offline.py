@@ -14,38 +14,18 @@ import time
 from pathlib import Path
 
 import numpy as np
+from in_process import batches, make_request, open_weights, random_prompts
 
 from llmsrv import _core
 from llmsrv.config import DEFAULT_DTYPE
-from llmsrv.weights.fetch import resolve_model
-from llmsrv.weights.load import inspect_model, load_weights
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
 
 
-def make_request(name, prompt, max_tokens):
-    request = _core.Request()
-    request.id, request.prompt = name, prompt
-    sampling, stopping = request.sampling, request.stopping
-    sampling.temperature = 0.0
-    stopping.max_tokens, stopping.ignore_eos = max_tokens, True
-    request.sampling, request.stopping = sampling, stopping
-    return request
-
-
-def random_prompts(generator, count, length, vocab_size):
-    return [[int(token) for token in generator.integers(0, vocab_size, length)] for _ in range(count)]
-
-
 def finish(engine, keys):
     """(time, tokens) of every batch of outputs, until all requests are done."""
-    left, arrivals = set(keys), []
-    while left:
-        outputs = engine.wait_outputs(1000)
-        arrivals.append((time.perf_counter(), sum(len(output.token_ids) for output in outputs)))
-        left -= {output.request for output in outputs if output.final}
-    return arrivals
+    return [(moment, sum(len(output.token_ids) for output in outputs)) for moment, outputs in batches(engine, keys)]
 
 
 def decode_rate(engine, prompts, output_tokens):
@@ -81,8 +61,7 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="append one JSON line per result")
     args = parser.parse_args()
 
-    files = inspect_model(resolve_model(args.model))
-    weights = load_weights(files, dtype=args.dtype, threads=args.threads)
+    weights, vocab = open_weights(args.model, args.dtype, args.threads)
     config = _core.EngineConfig(
         max_model_len=max(args.input + args.output, args.prefill + 1),
         max_num_seqs=max(args.batches),
@@ -92,7 +71,6 @@ def main():
     engine = _core.Engine(weights, config, threads=args.threads)
     report = Report("offline", args.json, model=args.model, dtype=args.dtype, device=engine.device, seed=args.seed)
     generator = np.random.default_rng(args.seed)
-    vocab = files.spec.vocab_size
 
     prefills = random_prompts(generator, args.repeats + 1, args.prefill, vocab)
     rate = statistics.median([prefill_rate(engine, prompt) for prompt in prefills][1:])

@@ -75,6 +75,7 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
   if (config_.trace_steps) trace_.emplace(*config_.trace_steps, limits_);
   stats_.kv_blocks_total = plan_.kv_cache.blocks;
   stats_.swap_blocks_total = plan_.swap.blocks;
+  sample_scheduler(0);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -158,7 +159,7 @@ const StepPlan& Engine::plan_step() {
   const PreemptionCosts costs{memory_.swap_s_per_block(), step_cost_.seconds_per_token().value_or(0.0)};
   scheduler_.set_costs(costs);
   const StepPlan& plan = scheduler_.plan();
-  if (trace_ && !plan.empty()) {
+  if (trace_) {
     trace_->costs(costs);
     trace_->plan(plan);
   }
@@ -204,7 +205,7 @@ void Engine::apply_inbox() {
 void Engine::clear_cache(std::promise<int>& answer) {
   const int freed = scheduler_.clear_prefix_cache();
   if (trace_) trace_->clear_prefix_cache(freed);
-  sample_scheduler();  // who has the answer sees it in the stats too
+  sample_scheduler(0);  // who has the answer sees it in the stats too
   answer.set_value(freed);
 }
 
@@ -513,18 +514,20 @@ void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
   begin_batch();
   while (!requests_.empty()) end_request(*requests_.begin()->second, how);
   busy_ = false;
+  if (trace_) trace_->flush();  // who reads the last output finds all of it in the file
   send();
 }
 
 // The statistics first: who has read an output finds its consequences in stats().
 void Engine::send() {
-  sample_scheduler();
+  sample_scheduler(0);
   outbox_.push(outputs_);
 }
 
-void Engine::sample_scheduler() {
+void Engine::sample_scheduler(int planned_tokens) {
   const SchedulerStats scheduler = scheduler_.stats();
-  const Scheduler::Slots slots = scheduler_.slots();
+  Scheduler::Slots slots = scheduler_.slots();
+  slots.filled += planned_tokens;
   const std::lock_guard lock(stats_mutex_);
   // After a failure the scheduler still has what was taken from the engine.
   stats_.running = failed_ ? 0 : scheduler.running;
@@ -551,7 +554,7 @@ void Engine::sample_scheduler() {
 void Engine::update_stats(const StepPlan& plan) {
   last_progress_s_ = monotonic_s();
   busy_ = !plan.empty();
-  sample_scheduler();
+  sample_scheduler(plan.token_count);
   if (plan.empty()) return;
   const std::lock_guard lock(stats_mutex_);
   ++stats_.steps;

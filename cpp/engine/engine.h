@@ -111,7 +111,7 @@ class Engine {
   void end_everything(const std::variant<FinishReason, Status>& how);
   void send();
   void update_stats(const StepPlan& plan);
-  void sample_scheduler();
+  void sample_scheduler(int planned_tokens);
   void count_deadline_drop();
   void count_outcome(const std::string& outcome);
 

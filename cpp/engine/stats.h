@@ -23,7 +23,7 @@ struct EngineStats {
   int kv_blocks_cached = 0;
   int swap_blocks_total = 0;
   int swap_blocks_held = 0;
-  double utilization = 0.0;    // token slots filled / token slots held; 0 when none are held
+  double utilization = 0.0;    // token slots filled, or being filled by this step / slots held; 0 when none are held
   double oldest_wait_s = 0.0;  // age of the request that waits longest; 0 when none waits
   // "pending", "running", "swapped", "preempted" (to be computed again), "finished".
   std::map<std::string, StateStats> states;

@@ -99,6 +99,7 @@ StepTrace::StepTrace(const std::string& path, const SchedulerLimits& limits) : f
         << ", \"swap_blocks\": " << limits.swap_blocks << ", \"max_sequences\": " << limits.max_sequences
         << ", \"max_step_tokens\": " << limits.max_step_tokens << ", \"prefix_cache\": " << limits.prefix_cache
         << ", \"prefix_hash_bits\": " << limits.prefix_hash_bits
+        << ", \"prefix_hash_key\": " << numbers(limits.prefix_hash_key)
         << ", \"once_first\": " << (limits.eviction == EvictionOrder::kOnceFirst) << ", \"preemption_mode\": \""
         << mode_name(limits.preemption) << "\", \"scheduling_policy\": \"" << policy_name(limits.policy)
         << "\", \"tenant_weights\": " << weights_of(limits.tenant_weights) << "}}\n";

@@ -8,6 +8,8 @@ namespace llmsrv {
 namespace {
 
 constexpr int kQueues = 2;  // never found again; found again
+// The second queue holds at most this part of the pool.
+constexpr int kReusedDivisor = 4;
 
 }  // namespace
 
@@ -98,13 +100,21 @@ int BlockPool::queue_of(BlockId id) const {
 }
 
 void BlockPool::enqueue(BlockId id) {
-  queues_.push_back(queue_of(id), id);
+  const int queue = queue_of(id);
+  queues_.push_back(queue, id);
   ++cached_count_;
+  if (queue == 0 || ++reused_count_ <= total_ / kReusedDivisor) return;
+  // Without a bound, blocks that were found once long ago would outlive all new ones before these can be found.
+  const BlockId oldest = *queues_.first(1);
+  unlink(oldest);
+  reused_[static_cast<std::size_t>(oldest)] = false;
+  enqueue(oldest);
 }
 
 void BlockPool::unlink(BlockId id) {
   queues_.remove(id);
   --cached_count_;
+  reused_count_ -= queue_of(id);
 }
 
 // Forgets the cached block that was least recently held, of the first queue that has one. REQUIRES: cached_count() > 0
@@ -135,14 +145,17 @@ void BlockPool::audit() const {
   };
   for (const BlockId id : free_) put(id, Place::kFree);
   int cached = 0;
+  int reused = 0;
   for (int queue = 0; queue < kQueues; ++queue) {
     for (std::optional<BlockId> id = queues_.first(queue); id; id = queues_.after(*id)) {
       put(*id, Place::kCached);
       LLMSRV_CHECK(queue_of(*id) == queue);
       ++cached;
+      reused += queue;
     }
   }
   LLMSRV_CHECK(cached == cached_count_);
+  LLMSRV_CHECK(reused == reused_count_ && reused <= total_ / kReusedDivisor);
   for (std::size_t id = 0; id < places.size(); ++id) {
     LLMSRV_CHECK(places[id] != Place::kNone || references_[id] >= 1);
   }

@@ -50,7 +50,7 @@ class BlockList {
 // Which cached block is forgotten first. Both orders take the least recently held first.
 enum class EvictionOrder {
   kLru,        // among all
-  kOnceFirst,  // among those that were never found by the index, then among the others
+  kOnceFirst,  // among those that were never found by the index, then among the others: a quarter of the pool at most
 };
 
 class BlockPool {
@@ -100,6 +100,7 @@ class BlockPool {
   std::vector<bool> reused_;              // by id: found by the index since it was indexed
   BlockRings queues_;                     // of cached blocks; the front was held least recently
   int cached_count_ = 0;
+  int reused_count_ = 0;  // in the second queue
 };
 
 }  // namespace llmsrv

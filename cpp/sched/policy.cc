@@ -5,6 +5,13 @@
 #include "cpp/base/check.h"
 
 namespace llmsrv {
+namespace {
+
+// How many full steps a tenant may be ahead. A smaller lead takes sequences out of batches for differences that would
+// pass by themselves: three tenants that ask for the same lose 8 % of the throughput with 1, and 0.5 % with 4.
+constexpr int kFairLeadSteps = 4;
+
+}  // namespace
 
 std::unique_ptr<Policy> make_policy(SchedulingPolicy policy, const std::map<std::string, double>& tenant_weights,
                                     int max_step_tokens) {
@@ -14,7 +21,7 @@ std::unique_ptr<Policy> make_policy(SchedulingPolicy policy, const std::map<std:
     case SchedulingPolicy::kPriority:
       return std::make_unique<PriorityPolicy>();
     case SchedulingPolicy::kFair:
-      return std::make_unique<FairPolicy>(tenant_weights, max_step_tokens);
+      return std::make_unique<FairPolicy>(tenant_weights, kFairLeadSteps * max_step_tokens);
   }
   throw InternalError("unknown policy");
 }

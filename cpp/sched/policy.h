@@ -48,7 +48,8 @@ class Policy {
 // The policies, by name.
 enum class SchedulingPolicy { kFcfs, kPriority, kFair };
 
-// `tenant_weights`: shares under kFair, 1 for a tenant that is not named. `max_step_tokens`: the lead of kFair.
+// `tenant_weights`: shares under kFair, 1 for a tenant that is not named. `max_step_tokens`: what the lead of kFair is
+// measured in.
 std::unique_ptr<Policy> make_policy(SchedulingPolicy policy, const std::map<std::string, double>& tenant_weights,
                                     int max_step_tokens);
 

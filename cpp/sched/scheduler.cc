@@ -22,7 +22,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits)
 Scheduler::Scheduler(const SchedulerLimits& limits, std::unique_ptr<Policy> policy)
     : limits_(limits),
       watermark_blocks_(std::max(1, limits.blocks / kWatermarkDivisor)),
-      index_(limits.blocks, limits.block_size, limits.prefix_hash_bits),
+      index_(limits.blocks, limits.block_size, limits.prefix_hash_bits, limits.prefix_hash_key),
       pool_(limits.blocks, &index_, limits.eviction),
       policy_(std::move(policy)),
       block_tokens_(static_cast<std::size_t>(limits.block_size)) {
@@ -192,7 +192,6 @@ void Scheduler::start_after_prefix(Sequence& sequence, const BlockList& fresh) {
   if (sequence.state_ == SequenceState::kPending) sequence.cached_prompt_count_ = sequence.computed_count_;
   counters_.recomputed_tokens +=
       static_cast<std::uint64_t>(std::max(0, sequence.lost_count_ - sequence.computed_count_));
-  sequence.lost_count_ = 0;
   if (limits_.prefix_cache && sequence.cache_rules().reads) {
     counters_.prefix_queries += static_cast<std::uint64_t>(sequence.token_count());
     counters_.prefix_hits += static_cast<std::uint64_t>(sequence.computed_count_);
@@ -238,10 +237,16 @@ void Scheduler::find_partial(const Sequence& sequence) {
   prefix_.partial = index_.find_partial(parent, tokens, sequence.cache_rules().salt);
   const auto sibling =
       sequence.cache_rules().sibling ? sequences_.find(*sequence.cache_rules().sibling) : sequences_.end();
-  if (sibling == sequences_.end() || sibling->second->state() != SequenceState::kRunning) return;
+  if (sibling == sequences_.end() || !has_contents(*sibling->second)) return;
   const int shared = std::min({sibling->second->computed_count(), sequence.prompt_count(), first + count}) - first;
   if (shared <= (prefix_.partial ? prefix_.partial->token_count : 0)) return;
   prefix_.partial = PartialMatch{sibling->second->blocks()[first / limits_.block_size], shared};
+}
+
+// Whether the sequence's blocks hold its computed tokens when this step's copies are made: swap_ins come after them.
+bool Scheduler::has_contents(const Sequence& sequence) const {
+  return sequence.state() == SequenceState::kRunning &&
+         std::find(plan_.resumed.begin(), plan_.resumed.end(), sequence.id()) == plan_.resumed.end();
 }
 
 void Scheduler::index_full_blocks(Sequence& sequence) {
@@ -295,7 +300,6 @@ void Scheduler::preempt(Sequence& victim) {
     plan_.preempted.push_back(victim.id());
   }
   stop_running(victim);
-  victim.indexed_count_ = 0;
   victim.content_.reset();
   victim.state_ = victim.swap_blocks().size() > 0 ? SequenceState::kSwapped : SequenceState::kPreempted;
   policy_->push(victim);

@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cpp/base/keyed_hash.h"
 #include "cpp/base/types.h"
 #include "cpp/sched/block_pool.h"
 #include "cpp/sched/policy.h"
@@ -45,6 +46,7 @@ struct SchedulerLimits {
   int max_step_tokens = 512;  // >= max_sequences, so that every decoding sequence and one prompt token always fit
   bool prefix_cache = true;
   int prefix_hash_bits = 128;
+  HashKey prefix_hash_key = random_hash_key();
   EvictionOrder eviction = EvictionOrder::kOnceFirst;
   PreemptionMode preemption = PreemptionMode::kAuto;
   SchedulingPolicy policy = SchedulingPolicy::kFcfs;
@@ -144,6 +146,7 @@ class Scheduler {
   void start_after_prefix(Sequence& sequence, const BlockList& fresh);
   void find_prefix(const Sequence& sequence);
   void find_partial(const Sequence& sequence);
+  bool has_contents(const Sequence& sequence) const;
   void index_full_blocks(Sequence& sequence);
   bool grow_or_preempt(Sequence& sequence);
   int growth_blocks() const;

@@ -59,7 +59,8 @@ void add(Scheduler& scheduler, SequenceId id, std::vector<TokenId> prompt, int m
 }
 
 std::unique_ptr<Scheduler> make_scheduler(int block_size, int blocks, int swap_blocks, int max_sequences,
-                                          int max_step_tokens, bool prefix_cache, int prefix_hash_bits, bool once_first,
+                                          int max_step_tokens, bool prefix_cache, int prefix_hash_bits,
+                                          const std::optional<HashKey>& prefix_hash_key, bool once_first,
                                           const std::string& preemption_mode, const std::string& scheduling_policy,
                                           const std::map<std::string, double>& tenant_weights) {
   SchedulerLimits limits;
@@ -70,6 +71,7 @@ std::unique_ptr<Scheduler> make_scheduler(int block_size, int blocks, int swap_b
   limits.max_step_tokens = max_step_tokens;
   limits.prefix_cache = prefix_cache;
   limits.prefix_hash_bits = prefix_hash_bits;
+  if (prefix_hash_key) limits.prefix_hash_key = *prefix_hash_key;
   limits.eviction = once_first ? EvictionOrder::kOnceFirst : EvictionOrder::kLru;
   limits.preemption = parse_preemption_mode(preemption_mode);
   limits.policy = parse_scheduling_policy(scheduling_policy);
@@ -100,8 +102,8 @@ void register_sched(py::module_& module) {
   py::class_<Scheduler>(module, "Scheduler")
       .def(py::init(&make_scheduler), py::kw_only(), py::arg("block_size"), py::arg("blocks"),
            py::arg("swap_blocks") = 0, py::arg("max_sequences"), py::arg("max_step_tokens"),
-           py::arg("prefix_cache") = true, py::arg("prefix_hash_bits") = 128, py::arg("once_first") = true,
-           py::arg("preemption_mode") = "auto", py::arg("scheduling_policy") = "fcfs",
+           py::arg("prefix_cache") = true, py::arg("prefix_hash_bits") = 128, py::arg("prefix_hash_key") = py::none(),
+           py::arg("once_first") = true, py::arg("preemption_mode") = "auto", py::arg("scheduling_policy") = "fcfs",
            py::arg("tenant_weights") = std::map<std::string, double>())
       .def("add", &add, py::arg("id"), py::arg("prompt"), py::kw_only(), py::arg("max_tokens"),
            py::arg("min_tokens") = 0, py::arg("stop_token_ids") = std::vector<TokenId>(),

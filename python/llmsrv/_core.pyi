@@ -1,6 +1,7 @@
 """Typed face of the compiled core. One class per bound concept; names and units are the core's own."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -336,6 +337,89 @@ class Engine:
     def plan(self) -> MemoryPlan: ...
     @property
     def device(self) -> str: ...
+
+class SchedulerStats:
+    """Counters only grow."""
+
+    running: int
+    waiting: int  # in any state that waits
+    swapped: int
+    preemptions: int
+    swap_outs: int
+    swap_ins: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    recomputed_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    copied_tokens: int
+
+class Scheduler:
+    """The engine's scheduler without a model, for replay and tests. One thread only.
+
+    What breaks a rule of the scheduler raises RuntimeError; it must not be used after that.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        blocks: int,
+        swap_blocks: int = 0,
+        max_sequences: int,
+        max_step_tokens: int,
+        prefix_cache: bool = True,
+        prefix_hash_bits: int = 128,
+        prefix_hash_key: Sequence[int] | None = None,  # two numbers of 64 bits; None: random ones
+        once_first: bool = True,  # evict first what was used only once
+        preemption_mode: str = "auto",
+        scheduling_policy: str = "fcfs",
+        tenant_weights: Mapping[str, float] = {},
+    ) -> None: ...
+    def add(
+        self,
+        id: int,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        eos_token_ids: Sequence[int] = (),
+        salt: str = "",
+        reads: bool = True,
+        fills: bool = True,
+        sibling: int | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> None: ...
+    def remove(self, id: int) -> bool:
+        """Ends a sequence. False when it is not there."""
+    def plan(self) -> dict[str, Any]:
+        """The next step, with the names of a recorded one: lists of numbers and of tuples, and the token count."""
+    def commit(self, tokens: Sequence[int]) -> list[tuple[int, int, int, str | None]]:
+        """(sequence, row, token, finish reason) of each token drawn: one token for each range that samples."""
+    def audit(self) -> None:
+        """Checks every invariant; slow."""
+    def clear_prefix_cache(self) -> int:
+        """How many blocks became free."""
+    def set_costs(self, swap_s_per_block: float, recompute_s_per_token: float) -> None: ...
+    def stats(self) -> SchedulerStats: ...
+    def state(self, id: int) -> str: ...
+    def cached_prompt_count(self, id: int) -> int: ...
+    def findable_prompt_tokens(self, id: int) -> int: ...
+    def blocks(self, id: int) -> list[int]: ...
+    def slots(self) -> tuple[int, int]:
+        """Token slots of held blocks: (filled, all)."""
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def free_count(self) -> int: ...
+    @property
+    def cached_count(self) -> int: ...
+    @property
+    def held_count(self) -> int: ...
+    @property
+    def swap_held_count(self) -> int: ...
 
 def status_codes() -> Mapping[str, int]:
     """The core's status codes by name, for the table's test."""

@@ -1,8 +1,9 @@
-"""The `llmsrv` command: demo, generate, plan, version. The daemon has its own, `llmsrv-grpc`."""
+"""The `llmsrv` command: demo, generate, plan, replay, version. The daemon has its own, `llmsrv-grpc`."""
 
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -126,6 +127,22 @@ def plan(**options: object) -> None:
 
 plan.__signature__ = flags_of(EngineOptions)  # type: ignore[attr-defined]
 app.command()(plan)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="What an engine wrote with trace_steps.")],
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Count the differences, do not stop.")] = False,
+) -> None:
+    """Make the decisions of a recorded run again, without its model, and compare. Status 1 when any is another one."""
+    from llmsrv.replay import replay_file
+
+    try:
+        same = replay_file(file, keep_going=keep_going, report=print)
+    except (ValueError, OSError) as error:
+        _fail(error)
+    if not same:
+        raise typer.Exit(1)
 
 
 def _generate(options: EngineOptions, prompt: str, chat: bool, params: SamplingParams, quiet: bool) -> None:

@@ -170,18 +170,28 @@ class LoadedModel:
     eos_token_ids: Sequence[int]
     vocab_size: int
     max_model_len: int
+    max_position: int  # tokens that the model itself could read
     config: EngineOptions  # with every None filled in
     plan: "_core.MemoryPlan"
 
     @cached_property
     def longest_token_bytes(self) -> int:
-        """Bytes of the longest token: more text than max_model_len of these cannot be a prompt."""
+        """Bytes of the longest token: more text than so many of these as fit cannot be a prompt."""
         return max(len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @property
     def weight_dtype(self) -> str:
         """What the weight matrices are held in."""
         return matrix_formats(self.plan)
+
+    @property
+    def longest_counted_prompt(self) -> int:
+        """Tokens of the longest prompt whose refusal depends on how long it is exactly.
+
+        A prompt that the model could read, but the whole KV cache could not hold, is refused for another reason.
+        """
+        pool_tokens = self.plan.kv_blocks * self.config.block_size
+        return self.max_position if pool_tokens < self.max_position else self.max_model_len
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
         """Fills what the caller left open: from the model's generation_config, then from the server."""
@@ -234,6 +244,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         eos_token_ids=eos_token_ids,
         vocab_size=files.spec.vocab_size,
         max_model_len=own_config.max_model_len,
+        max_position=files.spec.max_position,
         config=config,
         plan=plan,
     )

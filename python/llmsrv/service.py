@@ -348,16 +348,16 @@ class GenerationService:
 
     def _prompt_ids(self, prompt: Prompt, keep_last: int | None) -> Sequence[int]:
         """The prompt's tokens. What cannot fit however it is cut is refused before time and memory are spent on it."""
-        tokens = self.model.max_model_len
+        tokens = self.model.max_model_len if keep_last else self.model.longest_counted_prompt
         kept = slice(-keep_last if keep_last else None, None)
         if isinstance(prompt, TokenPrompt):
             ids = prompt.token_ids[kept]
             if len(ids) > 4 * tokens:
-                raise _too_long(prompt, f"{len(ids)} tokens", tokens)
+                raise _too_long(prompt, f"{len(ids)} tokens", self.model)
             return list(ids)
         text, special = self._text(prompt, None)
         if len(text) > 4 * tokens and len(text) > tokens * self.model.longest_token_bytes:
-            raise _too_long(prompt, f"{len(text)} characters", tokens)
+            raise _too_long(prompt, f"{len(text)} characters", self.model)
         with _named(_prompt_field(prompt)):
             return self.model.tokenizer.encode(text, add_special_tokens=special)[kept]
 
@@ -525,8 +525,8 @@ def _prompt_field(prompt: Prompt) -> str:
     return "token_ids.ids" if isinstance(prompt, TokenPrompt) else "chat.messages"
 
 
-def _too_long(prompt: Prompt, length: str, tokens: int) -> ServiceError:
-    description = f"{length} are more than {tokens} tokens (max_model_len) can be"
+def _too_long(prompt: Prompt, length: str, model: "LoadedModel") -> ServiceError:
+    description = f"{length} are more than {model.max_model_len} tokens (max_model_len) can be"
     return ServiceError.invalid([Violation(_prompt_field(prompt), description)])
 
 

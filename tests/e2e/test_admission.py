@@ -196,3 +196,29 @@ def test_the_oldest_wait_and_the_used_slots_are_shown(single_daemon):
         assert (stats.running, stats.waiting) == (1, 1)
         assert 0 < stats.utilization <= 1
     assert waiting.result().usage.completion_tokens == 8
+
+
+# --- what can never run ---
+
+
+def test_a_prompt_that_the_kv_cache_could_never_hold_is_told_how_small_it_is(tiny_daemon):
+    """The model reads 8192 tokens, the cache of this daemon holds some 130."""
+    total = tiny_daemon.stats().kv_blocks_total
+    for fields in ({"text": "word " * 300}, {"text": None, "token_ids": types_pb2.TokenIds(ids=[5] * 1500)}):
+        error = refused(lambda fields=fields: tiny_daemon.inference.Generate(request(**fields)))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        info = details(error)["ErrorInfo"]
+        assert info.reason == "KV_CACHE_TOO_SMALL"
+        assert info.metadata["total_blocks"] == str(total)
+        assert int(info.metadata["needed_blocks"]) > total
+        assert "BadRequest" not in details(error)
+    # Another fault of the same request is the client's own, and comes first.
+    error = refused(lambda: tiny_daemon.inference.Generate(request("word " * 300, sampling={"top_p": 2.0})))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert violated_fields(error) == ["sampling.top_p"]
+    # More than the model could read, and much more than that, which is not even counted.
+    for length in (9_000, 40_000):
+        ids = types_pb2.TokenIds(ids=[5] * length)
+        error = refused(lambda ids=ids: tiny_daemon.inference.Generate(request(None, token_ids=ids)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert violated_fields(error) == ["token_ids.ids"]

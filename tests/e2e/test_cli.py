@@ -5,8 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
-from daemons import START_S
+from daemons import START_S, Daemon, request, stream
 
 import llmsrv
 
@@ -107,4 +108,24 @@ def test_generate_says_what_is_wrong(smollm2_path):
 def test_version_and_help():
     assert llmsrv_command("version").stdout == llmsrv_command("--version").stdout == f"llmsrv {llmsrv.__version__}\n"
     help_text = llmsrv_command("--help").stdout
-    assert all(name in help_text for name in ("demo", "generate", "plan", "version", "llmsrv-grpc"))
+    assert all(name in help_text for name in ("demo", "generate", "plan", "replay", "version", "llmsrv-grpc"))
+
+
+def test_what_a_daemon_recorded_is_replayed_without_its_model(smollm2_path, tmp_path):
+    path = tmp_path / "steps.jsonl"
+    flags = ("--max-model-len", "256", "--kv-cache-memory", "8MiB", "--max-num-seqs", "4", "--trace-steps", str(path))
+    daemon = Daemon("--model", str(smollm2_path), *flags).wait_until_serving()
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            asked = [request(f"Story {i}: it was", max_tokens=120, cache_salt="a" * (i % 2)) for i in range(6)]
+            assert all(pool.map(daemon.inference.Generate, asked))
+        next(stream(daemon, request(max_tokens=200)))  # ends with the daemon
+        steps = daemon.stats().steps
+    finally:
+        daemon.stop()
+    result = llmsrv_command("replay", str(path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = re.fullmatch(r"([\d,]+) steps, 7 sequences, .*\nall \1 plans are the same\n", result.stdout)
+    assert found, result.stdout
+    assert int(found[1].replace(",", "")) >= steps
+    assert result.stderr == ""

@@ -240,14 +240,16 @@ def test_what_is_not_implemented_says_so(daemon):
         assert details(error)["ErrorInfo"].reason == "RPC_NOT_IMPLEMENTED"
 
 
-def test_a_prompt_that_was_seen_starts_after_its_cached_blocks(daemon):
+def test_a_prompt_that_was_seen_starts_after_its_cached_tokens(daemon):
     text = "Once upon a time there was a fox who wanted to learn to read. " * 4
     asked = request(text=text, cache_salt="seen", max_tokens=8)
     daemon.admin.ClearPrefixCache(admin_pb2.ClearPrefixCacheRequest())
     cold = daemon.inference.Generate(asked)
     warm = daemon.inference.Generate(asked)
     assert (cold.prompt.cached_token_count, cold.usage.cached_prompt_tokens) == (0, 0)
-    expected = (warm.prompt.token_count - 1) // 16 * 16
+    # The prompt ends inside a block that the answer has filled: its head is copied, but for the last token.
+    assert (warm.prompt.token_count + 7) // 16 * 16 >= warm.prompt.token_count
+    expected = warm.prompt.token_count - 1
     assert (warm.prompt.cached_token_count, warm.usage.cached_prompt_tokens) == (expected, expected)
     assert warm.completions[0].text == cold.completions[0].text
     stats = daemon.admin.GetStats(admin_pb2.GetStatsRequest()).stats

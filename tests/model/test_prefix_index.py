@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmsrv import _testing
+from llmsrv import _core, _testing
 
 BLOCKS = 8
 SIZE = 3
@@ -98,19 +98,24 @@ def test_colliding_hashes_never_share_a_block():
         block_size=4, blocks=400, max_sequences=8, max_step_tokens=128, prefix_hash_bits=8, once_first=True
     )
     holds = {}  # block -> the tokens from the start that it ends, by our own books
-    shared = 0
-    for _ in range(4000):
+    shared = copied = 0
+    for id in range(4000):
         prompt = [choose.randint(3, 6) for _ in range(choose.randint(5, 24))]
-        id = scheduler.add(prompt, max_tokens=1)
-        ((_, first, _, _),) = scheduler.plan()["ranges"]
+        scheduler.add(id, prompt, max_tokens=1)
+        plan = scheduler.plan()
+        ((_, first, _, _),) = plan["ranges"]
         blocks = scheduler.blocks(id)
         for i in range(first // 4):
             assert holds[blocks[i]] == tuple(prompt[: 4 * (i + 1)])
             shared += 1
+        for source, _ in plan["copies"]:
+            assert holds[source][:first] == tuple(prompt[:first])
+            copied += 1
         for i in range(first // 4, len(blocks)):
             holds[blocks[i]] = tuple(prompt[: 4 * (i + 1)])
         scheduler.commit([7])
     assert shared > 1000
+    assert copied > 1000
 
 
 def test_a_partial_match_compares_the_16_blocks_indexed_last():

@@ -261,6 +261,7 @@ def fake_model(engine, **overrides):
         "eos_token_ids": (EOS,),
         "vocab_size": VOCAB,
         "max_model_len": 4096,
+        "max_position": 4096,
         "config": config,
         "plan": SimpleNamespace(
             kv_blocks=64, weight_formats={"embed": "q8_0", "layers.0.o": "bf16", "layers.0.q": "bf16"}

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fakes import EOS, FakeEngine, FakeOutput, core_error, fake_model, finish
@@ -16,12 +17,12 @@ from llmsrv.params import ChatPrompt, FinishReason, GenerationRequest, SamplingP
 from llmsrv.service import RETRY_MAX_S, RETRY_MIN_S, TEXT_WORKERS, GenerationService, QueueDrain, State
 
 
-def run(test):
+def run(test, **model):
     """Runs `test(service, engine)` on a loop of its own; nothing may stay in flight."""
 
     async def body():
         engine = FakeEngine()
-        service = GenerationService(fake_model(engine))
+        service = GenerationService(fake_model(engine, **model))
         try:
             await asyncio.wait_for(test(service, engine), 20)
             assert service.in_flight == 0
@@ -341,6 +342,31 @@ def test_an_unreadable_output_hurts_its_own_request_only():
 
 
 # --- admission ---
+
+
+def test_a_prompt_that_the_model_could_read_is_for_the_core_to_refuse():
+    """It knows whether the KV cache is too small for it. What no such model could read is refused before."""
+    sizes = {"max_model_len": 16, "max_position": 64}
+
+    async def pool_too_small(service, engine):
+        engine.refusal = Code.FAILED_PRECONDITION
+        for prompt in (TextPrompt("x" * 63), TokenPrompt([1] * 63)):
+            error = await refusal(service, GenerationRequest(prompt=prompt))
+            assert error.code is Code.FAILED_PRECONDITION
+        for prompt in (TextPrompt("x" * 1000), TokenPrompt([1] * 257)):
+            error = await refusal(service, GenerationRequest(prompt=prompt))
+            assert error.code is Code.INVALID_ARGUMENT
+        # A cut prompt is short, whatever the model could read.
+        error = await refusal(service, GenerationRequest(prompt=TextPrompt("x" * 200), truncate_prompt_tokens=3))
+        assert error.code is Code.INVALID_ARGUMENT
+
+    async def pool_large_enough(service, engine):
+        for prompt in (TextPrompt("x" * 200), TokenPrompt([1] * 65)):
+            error = await refusal(service, GenerationRequest(prompt=prompt))
+            assert error.code is Code.INVALID_ARGUMENT
+
+    run(pool_too_small, plan=SimpleNamespace(kv_blocks=3), **sizes)
+    run(pool_large_enough, plan=SimpleNamespace(kv_blocks=4), **sizes)
 
 
 def test_all_violations_come_at_once_with_the_clients_paths():

@@ -1,11 +1,14 @@
-// Block pool and prefix index for the property-based tests.
+// Block pool and prefix index for the property-based tests, and a scheduler with a policy of the caller's own.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <set>
+#include <tuple>
 
 #include "cpp/sched/block_pool.h"
 #include "cpp/sched/prefix_index.h"
+#include "cpp/sched/scheduler.h"
 #include "python/bindings/testing/testing.h"
 
 namespace py = pybind11;
@@ -61,8 +64,42 @@ void register_blocks(py::module_& module) {
       .def_property_readonly("held_count", &BlockPool::held_count);
 }
 
+// What a user may write: shorter prompts first, then by arrival.
+class ShortestPromptFirst final : public Policy {
+ public:
+  bool before(const Sequence& a, const Sequence& b) const override { return rank(a) < rank(b); }
+  void push(Sequence& sequence) override { waiting_.emplace(rank(sequence), &sequence); }
+  void erase(Sequence& sequence) override { waiting_.erase({rank(sequence), &sequence}); }
+  Sequence* next() const override { return waiting_.empty() ? nullptr : waiting_.begin()->second; }
+
+ private:
+  using Rank = std::tuple<int, SequenceId>;
+
+  static Rank rank(const Sequence& sequence) { return {sequence.prompt_count(), sequence.id()}; }
+
+  std::set<std::pair<Rank, Sequence*>> waiting_;
+};
+
+void register_own_policy(py::module_& module) {
+  // The class Scheduler itself is the product's: import llmsrv._core first.
+  module.def(
+      "shortest_prompt_first_scheduler",
+      [](int block_size, int blocks, int max_sequences, int max_step_tokens) {
+        SchedulerLimits limits;
+        limits.block_size = block_size;
+        limits.blocks = blocks;
+        limits.max_sequences = max_sequences;
+        limits.max_step_tokens = max_step_tokens;
+        return std::make_unique<Scheduler>(limits, std::make_unique<ShortestPromptFirst>());
+      },
+      py::kw_only(), py::arg("block_size"), py::arg("blocks"), py::arg("max_sequences"), py::arg("max_step_tokens"));
+}
+
 }  // namespace
 
-void register_sched(py::module_& module) { register_blocks(module); }
+void register_sched(py::module_& module) {
+  register_blocks(module);
+  register_own_policy(module);
+}
 
 }  // namespace llmsrv::testing

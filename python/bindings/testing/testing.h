@@ -5,13 +5,14 @@
 
 namespace llmsrv::testing {
 
-void register_quant(pybind11::module_& module);   // source formats, PackedMatrix
-void register_ops(pybind11::module_& module);     // CpuBackend, KvCache
-void register_sched(pybind11::module_& module);   // BlockPool, Scheduler
-void register_sample(pybind11::module_& module);  // Sampler
-void register_model(pybind11::module_& module);   // Decoder, CacheMemory
-void register_faulty_engine(pybind11::module_& module);
-void register_bench(pybind11::module_& module);  // what the machine can do at most, and timed operations
+void register_quant(pybind11::module_& module);          // source formats, PackedMatrix
+void register_ops(pybind11::module_& module);            // CpuBackend, KvCache
+void register_sched(pybind11::module_& module);          // BlockPool, PrefixIndex, a policy of the caller's own
+void register_scheduler_sim(pybind11::module_& module);  // the scheduler under a fake model
+void register_sample(pybind11::module_& module);         // Sampler
+void register_model(pybind11::module_& module);          // Decoder, CacheMemory
+void register_engine(pybind11::module_& module);         // engines that fail or wait on command, StepCost
+void register_bench(pybind11::module_& module);          // what the machine can do at most, and timed operations
 
 // Allocations in this module since it was loaded.
 long allocation_count();

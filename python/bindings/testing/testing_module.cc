@@ -5,8 +5,9 @@ PYBIND11_MODULE(_testing, module) {
   llmsrv::testing::register_quant(module);
   llmsrv::testing::register_ops(module);
   llmsrv::testing::register_sched(module);
+  llmsrv::testing::register_scheduler_sim(module);
   llmsrv::testing::register_sample(module);
   llmsrv::testing::register_model(module);
-  llmsrv::testing::register_faulty_engine(module);
+  llmsrv::testing::register_engine(module);
   llmsrv::testing::register_bench(module);
 }
