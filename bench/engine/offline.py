@@ -17,6 +17,7 @@ import numpy as np
 from in_process import batches, make_request, open_weights, random_prompts
 
 from llmsrv import _core
+from llmsrv.config import DEFAULT_DTYPE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
@@ -49,7 +50,7 @@ def prefill_rate(engine, prompt):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default=DEFAULT_DTYPE, choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--input", type=int, default=128)

@@ -37,6 +37,7 @@ import numpy as np
 from in_process import batches, make_request, open_weights, random_prompts
 
 from llmsrv import _core
+from llmsrv.config import DEFAULT_DTYPE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
@@ -120,9 +121,7 @@ class Case:
         }
         spec = self._weights.spec
         wide = _core.EngineConfig(**config, kv_cache_memory=1 << 30)
-        block_bytes = _core.plan_memory(
-            spec, weights_dtype=self._weights.dtype, config=wide, threads=args.threads
-        ).kv_block_bytes
+        block_bytes = _core.plan_memory(spec, weights_dtype="auto", config=wide, threads=args.threads).kv_block_bytes
         tight = _core.EngineConfig(**config, kv_cache_memory=self.blocks * block_bytes)
         return _core.Engine(self._weights, tight, threads=args.threads)
 
@@ -187,7 +186,7 @@ def sentence(name, figures):
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default=DEFAULT_DTYPE, choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--requests", type=int, nargs="+", default=[6, 48])
     parser.add_argument(

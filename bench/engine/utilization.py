@@ -30,6 +30,7 @@ import numpy as np
 from in_process import batches, make_request, open_weights, random_prompt
 
 from llmsrv import _core
+from llmsrv.config import DEFAULT_DTYPE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
@@ -103,7 +104,7 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", required=True, metavar="FILE")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default=DEFAULT_DTYPE, choices=["auto", "bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--requests", type=int, help="only so many first ones")
     parser.add_argument("--time-scale", type=float, default=1.0, help="0.5 submits a trace twice as fast")

@@ -59,7 +59,7 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
       pool_(threads),
       backend_(make_backend(pool_)),
-      plan_(plan_memory(weights_->spec(), weights_->format(), config_, *backend_, threads)),
+      plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_, threads)),
       memory_(plan_, *backend_, pool_),
       decoder_(*weights_, *backend_, memory_.cache(), decoder_limits(config_)),
       sampler_(weights_->spec().vocab_size, config_.max_num_seqs, pool_),

@@ -27,11 +27,12 @@ DecoderLimits decoder_limits(const EngineConfig& config) {
   return {config.max_num_batched_tokens, config.max_num_seqs, config.max_num_seqs, config.max_model_len};
 }
 
-MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineConfig& config, const Backend& backend,
-                       int threads) {
+MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
+                       const Backend& backend, int threads) {
   const DecoderLimits limits = decoder_limits(config);
   MemoryPlan plan;
-  plan.weights_bytes = Weights::weights_bytes(spec, format);
+  plan.weight_formats = formats;
+  plan.weights_bytes = Weights::weights_bytes(spec, formats);
   plan.workspace_bytes = Decoder::workspace_bytes(spec, limits) +
                          backend.workspace_bytes(Decoder::step_limits(spec, limits)) +
                          Sampler::workspace_bytes(spec.vocab_size, threads);

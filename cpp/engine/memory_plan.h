@@ -7,12 +7,13 @@
 #include "cpp/model/decoder.h"
 #include "cpp/model/kv_cache.h"
 #include "cpp/model/spec.h"
+#include "cpp/model/weight_formats.h"
 #include "cpp/ops/backend.h"
-#include "cpp/quant/packed_matrix.h"
 
 namespace llmsrv {
 
 struct MemoryPlan {
+  WeightFormats weight_formats;
   std::size_t weights_bytes = 0;
   std::size_t workspace_bytes = 0;
   KvCacheShape kv_cache;
@@ -23,8 +24,8 @@ struct MemoryPlan {
 
 // Throws std::invalid_argument when the KV budget cannot hold one sequence of max_model_len; the message has what is
 // needed, what is available and the largest max_model_len that fits. REQUIRES: spec and config are checked.
-MemoryPlan plan_memory(const ModelSpec& spec, WeightFormat format, const EngineConfig& config, const Backend& backend,
-                       int threads);
+MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
+                       const Backend& backend, int threads);
 
 DecoderLimits decoder_limits(const EngineConfig& config);
 

@@ -74,15 +74,24 @@ void Decoder::forward(const StepInputs& inputs) {
     const KvLayer cache = cache_.layer(index);
 
     backend_.rms_norm(hidden, layer.attn_norm, eps, normed);
-    backend_.linear(normed, layer.qkv, layer.qkv_bias, Backend::Accumulate::kStore, qkv);
+    linear(normed, layer.qkv, layer.qkv_bias, qkv);
     backend_.rope_and_store_kv(qkv, heads, rope_.view(), inputs.positions, inputs.slots, cache);
     backend_.paged_attention(qkv, heads, cache, inputs.ranges, attention, attended);
     backend_.linear(attended, layer.o, {}, Backend::Accumulate::kAdd, hidden);
 
     backend_.rms_norm(hidden, layer.ffn_norm, eps, normed);
-    backend_.linear(normed, layer.gate_up, {}, Backend::Accumulate::kStore, gate_up);
+    linear(normed, layer.gate_up, {}, gate_up);
     backend_.silu_mul(gate_up, gated);
     backend_.linear(gated, layer.down, {}, Backend::Accumulate::kAdd, hidden);
+  }
+}
+
+void Decoder::linear(TensorView in, const MatrixStack& stack, std::span<const float> bias, TensorView out) {
+  for (const MatrixStack::Part& part : stack.parts()) {
+    const int rows = part.matrix.rows();
+    const std::span<const float> part_bias =
+        bias.empty() ? bias : bias.subspan(static_cast<std::size_t>(part.first_row), static_cast<std::size_t>(rows));
+    backend_.linear(in, part.matrix, part_bias, Backend::Accumulate::kStore, out.slice_cols(part.first_row, rows));
   }
 }
 

@@ -52,6 +52,9 @@ class Decoder {
   static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits);
 
  private:
+  // out[t, :] = stack in[t, :] + bias, part by part.
+  void linear(TensorView in, const MatrixStack& stack, std::span<const float> bias, TensorView out);
+
   const Weights& weights_;
   const ModelSpec& spec_;
   Backend& backend_;

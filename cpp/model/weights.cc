@@ -1,7 +1,9 @@
 #include "cpp/model/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
+#include <utility>
 
 namespace llmsrv {
 namespace {
@@ -17,24 +19,47 @@ const ModelSpec& checked(const ModelSpec& spec) {
   return spec;
 }
 
+std::string layer_prefix(int index) { return "layers." + std::to_string(index) + "."; }
+
+std::array<MatrixStack::Rows, 3> qkv_rows(const ModelSpec& spec, const WeightFormats& formats,
+                                          const std::string& prefix) {
+  const HeadShape heads = spec.heads();
+  return {{{heads.query_cols(), formats.at(prefix + "q")},
+           {heads.kv_cols(), formats.at(prefix + "k")},
+           {heads.kv_cols(), formats.at(prefix + "v")}}};
+}
+
+std::array<MatrixStack::Rows, 2> gate_up_rows(const ModelSpec& spec, const WeightFormats& formats,
+                                              const std::string& prefix) {
+  return {{{spec.intermediate_size, formats.at(prefix + "gate")}, {spec.intermediate_size, formats.at(prefix + "up")}}};
+}
+
 }  // namespace
 
-Weights::Weights(const ModelSpec& spec, WeightFormat format, int threads)
-    : spec_(checked(spec)), format_(format), pool_(threads), layers_(static_cast<std::size_t>(spec.num_layers)) {
+Weights::Weights(const ModelSpec& spec, WeightFormats formats, int threads)
+    : spec_(checked(spec)),
+      formats_(std::move(formats)),
+      pool_(threads),
+      layers_(static_cast<std::size_t>(spec.num_layers)) {
   const auto hidden = static_cast<std::size_t>(spec_.hidden_size);
   const HeadShape heads = spec_.heads();
-  embed_ = PackedMatrix(format_, spec_.vocab_size, spec_.hidden_size);
-  for (LayerWeights& layer : layers_) {
+  const auto matrix = [&](const std::string& name, int rows, int cols) {
+    return PackedMatrix(formats_.at(name), rows, cols);
+  };
+  embed_ = matrix("embed", spec_.vocab_size, spec_.hidden_size);
+  for (int index = 0; index < spec_.num_layers; ++index) {
+    LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
+    const std::string prefix = layer_prefix(index);
     layer.attn_norm.resize(hidden);
-    layer.qkv = PackedMatrix(format_, heads.qkv_cols(), spec_.hidden_size);
+    layer.qkv = MatrixStack(qkv_rows(spec_, formats_, prefix), spec_.hidden_size);
     if (spec_.qkv_bias) layer.qkv_bias.resize(static_cast<std::size_t>(heads.qkv_cols()));
-    layer.o = PackedMatrix(format_, spec_.hidden_size, heads.query_cols());
+    layer.o = matrix(prefix + "o", spec_.hidden_size, heads.query_cols());
     layer.ffn_norm.resize(hidden);
-    layer.gate_up = PackedMatrix(format_, 2 * spec_.intermediate_size, spec_.hidden_size);
-    layer.down = PackedMatrix(format_, spec_.hidden_size, spec_.intermediate_size);
+    layer.gate_up = MatrixStack(gate_up_rows(spec_, formats_, prefix), spec_.hidden_size);
+    layer.down = matrix(prefix + "down", spec_.hidden_size, spec_.intermediate_size);
   }
   final_norm_.resize(hidden);
-  if (!spec_.tied_embeddings) lm_head_ = PackedMatrix(format_, spec_.vocab_size, spec_.hidden_size);
+  if (!spec_.tied_embeddings) lm_head_ = matrix("lm_head", spec_.vocab_size, spec_.hidden_size);
   bind_destinations();
 }
 
@@ -49,6 +74,10 @@ void Weights::bind_destinations() {
     destinations_.at(name).matrix = &matrix;
     destinations_.at(name).first = first;
   };
+  const auto bind_rows = [&](const std::string& name, MatrixStack& stack, int first) {
+    MatrixStack::Part& part = stack.part_of(first);
+    bind_matrix(name, part.matrix, first - part.first_row);
+  };
   const auto bind_vector = [&](const std::string& name, std::vector<float>& vector, int first) {
     destinations_.at(name).vector = &vector;
     destinations_.at(name).first = first;
@@ -56,11 +85,11 @@ void Weights::bind_destinations() {
   bind_matrix("embed", embed_, 0);
   for (int index = 0; index < spec_.num_layers; ++index) {
     LayerWeights& layer = layers_[static_cast<std::size_t>(index)];
-    const std::string prefix = "layers." + std::to_string(index) + ".";
+    const std::string prefix = layer_prefix(index);
     bind_vector(prefix + "attn_norm", layer.attn_norm, 0);
-    bind_matrix(prefix + "q", layer.qkv, 0);
-    bind_matrix(prefix + "k", layer.qkv, query_cols);
-    bind_matrix(prefix + "v", layer.qkv, query_cols + kv_cols);
+    bind_rows(prefix + "q", layer.qkv, 0);
+    bind_rows(prefix + "k", layer.qkv, query_cols);
+    bind_rows(prefix + "v", layer.qkv, query_cols + kv_cols);
     if (spec_.qkv_bias) {
       bind_vector(prefix + "q_bias", layer.qkv_bias, 0);
       bind_vector(prefix + "k_bias", layer.qkv_bias, query_cols);
@@ -68,8 +97,8 @@ void Weights::bind_destinations() {
     }
     bind_matrix(prefix + "o", layer.o, 0);
     bind_vector(prefix + "ffn_norm", layer.ffn_norm, 0);
-    bind_matrix(prefix + "gate", layer.gate_up, 0);
-    bind_matrix(prefix + "up", layer.gate_up, spec_.intermediate_size);
+    bind_rows(prefix + "gate", layer.gate_up, 0);
+    bind_rows(prefix + "up", layer.gate_up, spec_.intermediate_size);
     bind_matrix(prefix + "down", layer.down, 0);
   }
   bind_vector("final_norm", final_norm_, 0);
@@ -88,6 +117,10 @@ void Weights::set(const std::string& name, SourceFormat source_format, std::span
   if (!std::equal(shape.begin(), shape.end(), destination.shape.begin(), destination.shape.end())) {
     refuse("shape is " + shape_text(shape) + ", expected " + shape_text(destination.shape));
   }
+  if (destination.matrix != nullptr && !PackedMatrix::accepts(destination.matrix->format(), source_format)) {
+    refuse("is " + std::string(source_format_name(source_format)) + ", but memory was taken for " +
+           std::string(weight_format_name(destination.matrix->format())));
+  }
   const int rows = destination.matrix != nullptr ? shape[0] : 1;
   const int cols = shape.back();
   if (cols % source_block_values(source_format) != 0) refuse("row length is no multiple of the format's block");
@@ -105,17 +138,22 @@ void Weights::set(const std::string& name, SourceFormat source_format, std::span
 
 std::vector<std::string> Weights::missing() const { return {missing_.begin(), missing_.end()}; }
 
-std::size_t Weights::weights_bytes(const ModelSpec& spec, WeightFormat format) {
+std::size_t Weights::weights_bytes(const ModelSpec& spec, const WeightFormats& formats) {
   const HeadShape heads = spec.heads();
-  const auto matrix = [&](int rows, int cols) { return PackedMatrix::packed_bytes(format, rows, cols); };
+  const auto matrix = [&](const std::string& name, int rows, int cols) {
+    return PackedMatrix::packed_bytes(formats.at(name), rows, cols);
+  };
   const auto vector = [](int size) { return static_cast<std::size_t>(size) * sizeof(float); };
-  const std::size_t layer =
-      2 * vector(spec.hidden_size) + matrix(heads.qkv_cols(), spec.hidden_size) +
-      (spec.qkv_bias ? vector(heads.qkv_cols()) : 0) + matrix(spec.hidden_size, heads.query_cols()) +
-      matrix(2 * spec.intermediate_size, spec.hidden_size) + matrix(spec.hidden_size, spec.intermediate_size);
-  const std::size_t table = matrix(spec.vocab_size, spec.hidden_size);
-  return static_cast<std::size_t>(spec.num_layers) * layer + vector(spec.hidden_size) +
-         (spec.tied_embeddings ? table : 2 * table);
+  std::size_t bytes = matrix("embed", spec.vocab_size, spec.hidden_size) + vector(spec.hidden_size);
+  for (int index = 0; index < spec.num_layers; ++index) {
+    const std::string prefix = layer_prefix(index);
+    bytes += 2 * vector(spec.hidden_size) + (spec.qkv_bias ? vector(heads.qkv_cols()) : 0);
+    bytes += MatrixStack::packed_bytes(qkv_rows(spec, formats, prefix), spec.hidden_size);
+    bytes += matrix(prefix + "o", spec.hidden_size, heads.query_cols());
+    bytes += MatrixStack::packed_bytes(gate_up_rows(spec, formats, prefix), spec.hidden_size);
+    bytes += matrix(prefix + "down", spec.hidden_size, spec.intermediate_size);
+  }
+  return bytes + (spec.tied_embeddings ? 0 : matrix("lm_head", spec.vocab_size, spec.hidden_size));
 }
 
 }  // namespace llmsrv

@@ -10,29 +10,31 @@
 #include <vector>
 
 #include "cpp/base/thread_pool.h"
+#include "cpp/model/matrix_stack.h"
 #include "cpp/model/spec.h"
+#include "cpp/model/weight_formats.h"
 #include "cpp/quant/packed_matrix.h"
 
 namespace llmsrv {
 
 struct LayerWeights {
   std::vector<float> attn_norm;  // [hidden]
-  PackedMatrix qkv;              // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v stacked
+  MatrixStack qkv;               // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v stacked
   std::vector<float> qkv_bias;   // one per row of qkv, or empty
   PackedMatrix o;                // [hidden, heads * head_dim]
   std::vector<float> ffn_norm;   // [hidden]
-  PackedMatrix gate_up;          // [2 * intermediate, hidden]: gate, up stacked
+  MatrixStack gate_up;           // [2 * intermediate, hidden]: gate, up stacked
   PackedMatrix down;             // [hidden, intermediate]
 };
 
 class Weights {
  public:
-  // Takes the memory for all weights; matrices are held in `format`, vectors as float.
-  // Throws std::invalid_argument for an impossible spec. REQUIRES: threads >= 1
-  Weights(const ModelSpec& spec, WeightFormat format, int threads);
+  // Takes the memory for all weights. Throws std::invalid_argument for an impossible spec.
+  // REQUIRES: `formats` comes from choose_weight_formats() for this spec; threads >= 1
+  Weights(const ModelSpec& spec, WeightFormats formats, int threads);
 
   // Stores one weight by our name. Throws std::invalid_argument for an unknown name, a wrong shape, a wrong number of
-  // bytes, or a name that was set before.
+  // bytes, a name that was set before, or a format other than the one that the matrix was to hold as it is.
   void set(const std::string& name, SourceFormat source_format, std::span<const int> shape,
            std::span<const std::byte> data);
 
@@ -40,15 +42,15 @@ class Weights {
   std::vector<std::string> missing() const;
 
   const ModelSpec& spec() const { return spec_; }
-  WeightFormat format() const { return format_; }
+  const WeightFormats& formats() const { return formats_; }
   const PackedMatrix& embed() const { return embed_; }                                    // [vocab, hidden]
   const PackedMatrix& head() const { return spec_.tied_embeddings ? embed_ : lm_head_; }  // [vocab, hidden]
   const LayerWeights& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::span<const float> final_norm() const { return final_norm_; }  // [hidden]
-  std::size_t bytes() const { return weights_bytes(spec_, format_); }
+  std::size_t bytes() const { return weights_bytes(spec_, formats_); }
 
   // Bytes that the weights of such a model take, by arithmetic.
-  static std::size_t weights_bytes(const ModelSpec& spec, WeightFormat format);
+  static std::size_t weights_bytes(const ModelSpec& spec, const WeightFormats& formats);
 
  private:
   // Where a named weight goes: rows of a matrix, or a part of a vector. Exactly one pointer is set.
@@ -61,7 +63,7 @@ class Weights {
   void bind_destinations();
 
   ModelSpec spec_;
-  WeightFormat format_;
+  WeightFormats formats_;
   ThreadPool pool_;
   PackedMatrix embed_;
   std::vector<LayerWeights> layers_;

@@ -25,6 +25,12 @@ struct TensorView {
                   static_cast<std::ptrdiff_t>(first) * row_stride * static_cast<std::ptrdiff_t>(dtype_bytes(dtype));
     return {bytes, dtype, count, cols, row_stride};
   }
+  // Columns [first, first + count) of all rows.
+  TensorView slice_cols(int first, int count) const {
+    auto* bytes = static_cast<std::byte*>(data) +
+                  static_cast<std::ptrdiff_t>(first) * static_cast<std::ptrdiff_t>(dtype_bytes(dtype));
+    return {bytes, dtype, rows, count, row_stride};
+  }
 };
 
 }  // namespace llmsrv

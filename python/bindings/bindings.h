@@ -4,12 +4,13 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <map>
 #include <string>
 #include <utility>
 
 #include "cpp/base/status.h"
 #include "cpp/engine/request.h"
-#include "cpp/quant/packed_matrix.h"
+#include "cpp/model/weight_formats.h"
 #include "cpp/sched/scheduler.h"
 #include "cpp/tensor/dtype.h"
 
@@ -43,7 +44,13 @@ Request to_request(const pybind11::handle& object);
 
 // "bfloat16" or "float32"; anything else throws std::invalid_argument that names `field`.
 DType parse_dtype(const std::string& name, const std::string& field);
-WeightFormat parse_weight_format(const std::string& name, const std::string& field);
+
+// The formats that a model's matrices get. `sources`: weight name -> format of the file; `dtype`: "auto", "bfloat16",
+// "float32", "int8" or "int4". Throws std::invalid_argument for unknown names.
+using SourceNames = std::map<std::string, std::string>;
+WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype);
+// Weight name -> format name.
+SourceNames format_names(const WeightFormats& formats);
 
 // "auto", "swap" or "recompute"; "fcfs", "priority" or "fair". Anything else throws std::invalid_argument.
 PreemptionMode parse_preemption_mode(const std::string& name);

@@ -69,11 +69,11 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
   return config;
 }
 
-MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads) {
+MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads,
+                     const SourceNames& sources) {
   check_config(config, spec);
   ThreadPool pool(threads);
-  return plan_memory(spec, parse_weight_format(weights_dtype, "weights_dtype"), config, *make_backend(pool, ""),
-                     threads);
+  return plan_memory(spec, weight_formats(spec, sources, weights_dtype), config, *make_backend(pool, ""), threads);
 }
 
 void register_engine_config(py::module_& module) {
@@ -123,6 +123,7 @@ void register_config(py::module_& module) {
   register_engine_config(module);
 
   py::class_<MemoryPlan>(module, "MemoryPlan")
+      .def_property_readonly("weight_formats", [](const MemoryPlan& plan) { return format_names(plan.weight_formats); })
       .def_readonly("weights_bytes", &MemoryPlan::weights_bytes)
       .def_readonly("workspace_bytes", &MemoryPlan::workspace_bytes)
       .def_property_readonly("kv_cache_bytes", [](const MemoryPlan& plan) { return plan.kv_cache.bytes(); })
@@ -133,7 +134,7 @@ void register_config(py::module_& module) {
       .def_property_readonly("total_bytes", &MemoryPlan::total_bytes);
 
   module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),
-             py::arg("threads"));
+             py::arg("threads"), py::arg("sources") = SourceNames());
   module.def("cpu_isas", &available_isas);
   module.def("physical_cores", &physical_core_count);
 }

@@ -47,10 +47,6 @@ DType parse_dtype(const std::string& name, const std::string& field) {
   throw std::invalid_argument(field + " must be \"bfloat16\" or \"float32\", is \"" + name + "\"");
 }
 
-WeightFormat parse_weight_format(const std::string& name, const std::string& field) {
-  return parse_dtype(name, field) == DType::kBf16 ? WeightFormat::kBf16 : WeightFormat::kF32;
-}
-
 PreemptionMode parse_preemption_mode(const std::string& name) {
   if (name == "auto") return PreemptionMode::kAuto;
   if (name == "swap") return PreemptionMode::kSwap;

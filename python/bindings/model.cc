@@ -36,10 +36,24 @@ ModelSpec make_spec(int vocab_size, int hidden_size, int intermediate_size, int 
   return spec;
 }
 
+SourceFormat parse_source_format(const std::string& name, const std::string& weight) {
+  const std::optional<SourceFormat> format = source_format_from_name(name);
+  if (!format) throw std::invalid_argument("weight '" + weight + "': unknown format '" + name + "'");
+  return *format;
+}
+
+WeightsDtype parse_weights_dtype(const std::string& name) {
+  if (name == "auto") return WeightsDtype::kAuto;
+  if (name == dtype_name(DType::kBf16)) return WeightsDtype::kBf16;
+  if (name == dtype_name(DType::kF32)) return WeightsDtype::kF32;
+  if (name == "int8") return WeightsDtype::kInt8;
+  if (name == "int4") return WeightsDtype::kInt4;
+  throw std::invalid_argument("dtype of weights must be auto, bfloat16, float32, int8 or int4, is '" + name + "'");
+}
+
 void set_weight(Weights& weights, const std::string& name, const std::string& source_format,
                 const std::vector<int>& shape, const py::buffer& data) {
-  const std::optional<SourceFormat> format = source_format_from_name(source_format);
-  if (!format) throw std::invalid_argument("weight '" + name + "': unknown format '" + source_format + "'");
+  const SourceFormat format = parse_source_format(source_format, name);
   const py::buffer_info info = data.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
     throw std::invalid_argument("weight '" + name + "': is not one C-contiguous piece of memory");
@@ -47,10 +61,22 @@ void set_weight(Weights& weights, const std::string& name, const std::string& so
   const auto bytes = static_cast<std::size_t>(info.size) * static_cast<std::size_t>(info.itemsize);
   const std::span<const std::byte> span(static_cast<const std::byte*>(info.ptr), bytes);
   const py::gil_scoped_release release;
-  weights.set(name, *format, shape, span);
+  weights.set(name, format, shape, span);
 }
 
 }  // namespace
+
+WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype) {
+  std::map<std::string, SourceFormat> formats;
+  for (const auto& [weight, source] : sources) formats[weight] = parse_source_format(source, weight);
+  return choose_weight_formats(spec, formats, parse_weights_dtype(dtype));
+}
+
+SourceNames format_names(const WeightFormats& formats) {
+  SourceNames names;
+  for (const auto& [weight, format] : formats) names[weight] = weight_format_name(format);
+  return names;
+}
 
 void register_model(py::module_& module) {
   py::class_<RopeScaling>(module, "RopeScaling")
@@ -92,17 +118,15 @@ void register_model(py::module_& module) {
   });
 
   py::class_<Weights, std::shared_ptr<Weights>>(module, "Weights")
-      .def(py::init([](const ModelSpec& spec, const std::string& dtype, int threads) {
-             return std::make_shared<Weights>(spec, parse_weight_format(dtype, "dtype"), threads);
+      .def(py::init([](const ModelSpec& spec, const std::string& dtype, int threads, const SourceNames& sources) {
+             return std::make_shared<Weights>(spec, weight_formats(spec, sources, dtype), threads);
            }),
-           py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("threads"))
+           py::arg("spec"), py::kw_only(), py::arg("dtype"), py::arg("threads"), py::arg("sources") = SourceNames())
       .def("set", &set_weight, py::arg("name"), py::arg("source_format"), py::arg("shape"), py::arg("data"))
       .def("missing", &Weights::missing)
       .def_property_readonly("bytes", &Weights::bytes)
       .def_property_readonly("spec", &Weights::spec)
-      .def_property_readonly("dtype", [](const Weights& weights) {
-        return dtype_name(weights.format() == WeightFormat::kBf16 ? DType::kBf16 : DType::kF32);
-      });
+      .def_property_readonly("formats", [](const Weights& weights) { return format_names(weights.formats()); });
 }
 
 }  // namespace llmsrv::bindings

@@ -68,13 +68,20 @@ def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 class Weights:
     """All weights of a model, packed for the kernels. Fill with set(); the engine refuses it while any is missing."""
 
-    def __init__(self, spec: ModelSpec, *, dtype: str, threads: int) -> None:
-        """Takes the memory for all weights. `dtype`: "bfloat16" or "float32" (of the matrices; vectors are float32)."""
+    def __init__(self, spec: ModelSpec, *, dtype: str, threads: int, sources: Mapping[str, str] = {}) -> None:
+        """Takes the memory for all weights.
+
+        `dtype` of the matrices: "auto" (what the file holds: block formats as they are, floats as bfloat16),
+        "bfloat16", "float32", or "int8" and "int4": as auto, but floats are quantized in groups of 32; vectors are
+        float32. `sources`: weight name -> format of the file, as for set();
+        a weight that is not named is taken for float32.
+        """
     def set(self, name: str, source_format: str, shape: Sequence[int], data: Buffer) -> None:
         """Unpacks and packs one weight, in parallel, without the GIL.
 
         `source_format`: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k" or "q6_k".
-        Raises ValueError for an unknown name, a wrong shape, a wrong number of bytes or a name that is already set.
+        Raises ValueError for an unknown name, a wrong shape, a wrong number of bytes, a name that is already set, or
+        a format other than announced when the matrix is to be held as it is.
         """
     def missing(self) -> list[str]: ...
     @property
@@ -82,7 +89,8 @@ class Weights:
     @property
     def spec(self) -> ModelSpec: ...
     @property
-    def dtype(self) -> str: ...
+    def formats(self) -> dict[str, str]:
+        """Of each matrix in memory: "f32", "bf16", or a block format of files, whose values it holds exactly."""
 
 class EngineConfig:
     """Limits and sizes of an engine. The single declaration of these options is cpp/engine/config.h."""
@@ -133,6 +141,7 @@ class EngineConfig:
 class MemoryPlan:
     """Bytes by arithmetic, before anything is loaded."""
 
+    weight_formats: dict[str, str]  # as Weights.formats
     weights_bytes: int
     workspace_bytes: int
     kv_cache_bytes: int
@@ -143,8 +152,13 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int: ...
 
-def plan_memory(spec: ModelSpec, *, weights_dtype: str, config: EngineConfig, threads: int) -> MemoryPlan:
-    """Raises ValueError with needed, available and the largest max_model_len when the KV budget is too small."""
+def plan_memory(
+    spec: ModelSpec, *, weights_dtype: str, config: EngineConfig, threads: int, sources: Mapping[str, str] = {}
+) -> MemoryPlan:
+    """`weights_dtype` and `sources` as for Weights.
+
+    Raises ValueError with needed, available and the largest max_model_len when the KV budget is too small.
+    """
 
 def cpu_isas() -> list[str]:
     """Instruction sets that this machine can run, best first."""

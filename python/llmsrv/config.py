@@ -16,10 +16,12 @@ T = TypeVar("T", bound="EngineOptions")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
-_DTYPES = ("bfloat16", "float32")
+# What `--dtype` is when nothing is asked for.
+DEFAULT_DTYPE = "bfloat16"
 _CHOICES = {
-    "dtype": _DTYPES,
-    "kv_cache_dtype": _DTYPES,
+    "dtype": ("auto", "bfloat16", "float32"),
+    "quantization": ("int8", "int4"),
+    "kv_cache_dtype": ("bfloat16", "float32"),
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
@@ -88,7 +90,15 @@ class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
 
     model: str = _option("GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m.")
-    dtype: str = _option("Type of the weight matrices in memory: bfloat16 or float32.", "bfloat16")
+    dtype: str = _option(
+        "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
+        "bfloat16 or float32.",
+        DEFAULT_DTYPE,
+    )
+    quantization: str | None = _option(
+        "Pack float weights while loading, in groups of 32: int8 or int4. Weights with fewer bits stay as they are.",
+        None,
+    )
     threads: int | None = _option("Compute threads. Default: physical cores.", None)
     max_model_len: int | None = _option(
         "Longest prompt plus output in tokens. Default, and auto: the model's own, or less if the KV cache is too "
@@ -142,7 +152,7 @@ class EngineOptions:
         if not self.model:
             raise ValueError("model: must not be empty")
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in (*choices, getattr(type(self), name)):
                 listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
                 raise ValueError(f"{name}: must be {listed}, not {getattr(self, name)!r}")
         for name in ("threads", "max_model_len", "kv_cache_memory"):
@@ -159,6 +169,13 @@ class EngineOptions:
             raise ValueError(f"idle_timeout: must be above 0 seconds, not {self.idle_timeout}")
         if self.trace_steps == "":
             raise ValueError("trace_steps: must not be empty")
+        if self.quantization and self.dtype == "float32":
+            raise ValueError("quantization: cannot be combined with dtype float32")
+
+    @property
+    def weights_dtype(self) -> str:
+        """What the weight matrices become, as the core has it: `quantization`, or `dtype` without one."""
+        return self.quantization or self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from llmsrv.memory import (
     describe_plan,
     describe_room,
     fit,
+    matrix_formats,
     plan_memory,
     resident_bytes,
 )
@@ -179,6 +180,11 @@ class LoadedModel:
         return max(len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @property
+    def weight_dtype(self) -> str:
+        """What the weight matrices are held in."""
+        return matrix_formats(self.plan)
+
+    @property
     def longest_counted_prompt(self) -> int:
         """Tokens of the longest prompt whose refusal depends on how long it is exactly.
 
@@ -216,10 +222,10 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
         text = pool.submit(_load_text, files)
         config, plan = _plan(files, options, tell)
-        check_plan(files.spec, plan, config, available_bytes())
+        check_plan(files, plan, config, available_bytes())
         threads = config.threads or 1
         with _weights_progress(report) as progress:
-            weights = load_weights(files, dtype=config.dtype, threads=threads, progress=progress)
+            weights = load_weights(files, dtype=config.weights_dtype, threads=threads, progress=progress)
         clock.lap("loaded the weights")
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
@@ -230,7 +236,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     return LoadedModel(
         name=name or _default_name(options.model, files.path),
         architecture=files.architecture,
-        quantization=files.quantization,
+        quantization=files.quantization or config.quantization or "",
         engine=Engine(core),
         tokenizer=tokenizer,
         chat_template=template,
@@ -249,7 +255,7 @@ def plan_engine(options: EngineOptions, *, report: Report) -> None:
     files = _inspect(options, report)
     config, plan = _plan(files, options, report)
     report(describe_room(plan, config))
-    check_plan(files.spec, plan, config, available_bytes())
+    check_plan(files, plan, config, available_bytes())
 
 
 class _Clock:
@@ -297,8 +303,8 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
 
 
 def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
-    config = fit(files.spec, options, report)
-    plan = plan_memory(files.spec, config)
+    config = fit(files, options, report)
+    plan = plan_memory(files, config)
     report(describe_plan(plan, config, process_bytes=resident_bytes()))
     return config, plan
 

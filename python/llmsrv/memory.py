@@ -5,10 +5,11 @@ Nothing here touches weights: a model's headers are enough.
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from llmsrv.config import EngineOptions
 
@@ -37,6 +38,7 @@ CORE_FIELDS = (
     "prefix_cache",
     "prefix_hash_bits",
 )
+_PLAIN_TYPES = {"bf16": "bfloat16", "f32": "float32"}  # as the options have them
 _PROBE_BYTES = 1 << 40  # a KV cache that every model fits into
 _USUAL_TOKENS = 1024  # of a sequence, when the plan says how many fit
 _CGROUPS = (  # limit, used, statistics and their count of pages that could be dropped; version 2, then version 1
@@ -50,7 +52,19 @@ _CGROUPS = (  # limit, used, statistics and their count of pages that could be d
 )
 
 
-def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Callable[[str], None]) -> EngineOptions:
+class PlannedModel(Protocol):
+    """What a plan needs to know of a model."""
+
+    @property
+    def spec(self) -> "_core.ModelSpec":
+        """The model as data."""
+
+    @property
+    def weight_sources(self) -> Mapping[str, str]:
+        """Formats of the weights in the file, by the core's names."""
+
+
+def fit(model: PlannedModel, options: EngineOptions, report: Callable[[str], None]) -> EngineOptions:
     """Chooses what was left open of max_model_len, kv_cache_memory and threads.
 
     The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
@@ -60,9 +74,9 @@ def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Callable[[str],
     from llmsrv import _core
 
     options = replace(options, threads=options.threads or _core.physical_cores())
-    own, block_size = spec.max_position, options.block_size
+    own, block_size = model.spec.max_position, options.block_size
     # Any budget that holds one block does: the size of a block depends on the model and the type alone.
-    block_bytes = plan_memory(spec, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes
+    block_bytes = plan_memory(model, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes
     memory, max_len = options.kv_cache_memory, options.max_model_len
     if max_len is None:
         fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
@@ -77,12 +91,16 @@ def fit(spec: "_core.ModelSpec", options: EngineOptions, report: Callable[[str],
     return replace(options, max_model_len=max_len, kv_cache_memory=memory)
 
 
-def plan_memory(spec: "_core.ModelSpec", config: EngineOptions) -> "_core.MemoryPlan":
+def plan_memory(model: PlannedModel, config: EngineOptions) -> "_core.MemoryPlan":
     """The core's plan. Raises ValueError for what does not fit the model. REQUIRES: config comes from fit()."""
     from llmsrv import _core
 
     return _core.plan_memory(
-        spec, weights_dtype=config.dtype, config=core_config(config, ()), threads=config.threads or 1
+        model.spec,
+        weights_dtype=config.weights_dtype,
+        sources=model.weight_sources,
+        config=core_config(config, ()),
+        threads=config.threads or 1,
     )
 
 
@@ -95,14 +113,14 @@ def core_config(config: EngineOptions, eos_token_ids: Sequence[int]) -> "_core.E
     return _core.EngineConfig(**own, eos_token_ids=list(eos_token_ids))
 
 
-def check_plan(spec: "_core.ModelSpec", plan: "_core.MemoryPlan", config: EngineOptions, available: int) -> None:
+def check_plan(model: PlannedModel, plan: "_core.MemoryPlan", config: EngineOptions, available: int) -> None:
     """Raises ValueError when the plan takes more than the `available` bytes; it says what would fit instead."""
     if plan.total_bytes <= available:
         return
     message = (
         f"not enough memory: the plan needs {_mebibytes(plan.total_bytes)}, available are {_mebibytes(available)}; "
     )
-    largest = _largest_that_fits(spec, config, available)
+    largest = _largest_that_fits(model, config, available)
     if largest is None:
         rest = plan.total_bytes - plan.kv_cache_bytes
         raise ValueError(
@@ -115,11 +133,17 @@ def check_plan(spec: "_core.ModelSpec", plan: "_core.MemoryPlan", config: Engine
     )
 
 
+def matrix_formats(plan: "_core.MemoryPlan") -> str:
+    """The formats of the weight matrices, those of most matrices first: "bfloat16", "q4_k, q6_k"."""
+    by_count = [name for name, _ in Counter(plan.weight_formats.values()).most_common()]
+    return ", ".join(_PLAIN_TYPES.get(name, name) for name in by_count)
+
+
 def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
     """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
     token_bytes = plan.kv_block_bytes / config.block_size
     rows = [
-        ("weights", plan.weights_bytes, config.dtype),
+        ("weights", plan.weights_bytes, f"{matrix_formats(plan)}; float32 norms"),
         ("workspace", plan.workspace_bytes, f"{config.max_num_batched_tokens} tokens per step"),
         (
             "KV cache",
@@ -157,14 +181,14 @@ def available_bytes() -> int:
     return min([_number_after("MemAvailable:", Path("/proc/meminfo")) << 10, *_left_in_container()])
 
 
-def _largest_that_fits(spec: "_core.ModelSpec", config: EngineOptions, available: int) -> tuple[int, int] | None:
+def _largest_that_fits(model: PlannedModel, config: EngineOptions, available: int) -> tuple[int, int] | None:
     """The largest max_model_len, at most the config's, and the largest kv_cache_memory beside it."""
     block_size, longest = config.block_size, config.max_model_len or 2
 
     def free_for_kv(blocks: int) -> tuple[int, int]:
         """Bytes left for a KV cache when max_model_len is so many blocks; bytes of one block."""
         length = min(blocks * block_size, longest)
-        plan = plan_memory(spec, replace(config, max_model_len=length, kv_cache_memory=_PROBE_BYTES))
+        plan = plan_memory(model, replace(config, max_model_len=length, kv_cache_memory=_PROBE_BYTES))
         return available - (plan.total_bytes - plan.kv_cache_bytes), plan.kv_block_bytes
 
     def too_long(blocks: int) -> bool:

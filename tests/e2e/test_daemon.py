@@ -12,6 +12,7 @@ from daemons import Daemon, details, merged, request, stream
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from llmsrv.config import DEFAULT_DTYPE
 from llmsrv.v1 import admin_pb2, inference_pb2, model_pb2
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -169,6 +170,7 @@ def test_models_and_server_info(daemon):
     (model,) = daemon.models.ListModels(model_pb2.ListModelsRequest()).models
     assert model == daemon.models.GetModel(model_pb2.GetModelRequest(name="smol")).model
     assert (model.name, model.architecture, model.quantization) == ("smol", "LlamaForCausalLM", "Q4_1")
+    assert model.weight_dtype == {"auto": "q4_1, q8_0", "bfloat16": "bfloat16"}[DEFAULT_DTYPE]
     assert (model.max_context_tokens, model.vocab_size, model.has_chat_template) == (1024, 49152, True)
     assert model.default_sampling.temperature == 1.0
     assert len(model.tokenizer_sha256) == 64

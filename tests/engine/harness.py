@@ -52,7 +52,7 @@ def pool_of(weights, blocks, block_size=8, kv_cache_dtype="bfloat16"):
         max_model_len=block_size, max_num_seqs=1, max_num_batched_tokens=1, block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
-    plan = _core.plan_memory(weights.spec, weights_dtype=weights.dtype, config=config, threads=1)
+    plan = _core.plan_memory(weights.spec, weights_dtype="bfloat16", config=config, threads=1)
     return {"kv_cache_memory": plan.kv_block_bytes * blocks, "block_size": block_size, "kv_cache_dtype": kv_cache_dtype}
 
 

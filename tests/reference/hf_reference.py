@@ -14,17 +14,19 @@ THREADS = 2
 
 @dataclass
 class Ours:
-    """One checkpoint on our side; weights and KV cache have the same type."""
+    """One checkpoint on our side; the KV cache is float32 where the weights are."""
 
     weights: Weights
+    kv_cache_dtype: str
 
     def logits(self, ids):
         """[tokens, vocab]"""
-        return _testing.forward_logits(self.weights, ids, kv_cache_dtype=self.weights.dtype, threads=THREADS)
+        return _testing.forward_logits(self.weights, ids, kv_cache_dtype=self.kv_cache_dtype, threads=THREADS)
 
 
 def load_ours(path, dtype="float32"):
-    return Ours(load_weights(inspect_model(path), dtype=dtype, threads=THREADS))
+    weights = load_weights(inspect_model(path), dtype=dtype, threads=THREADS)
+    return Ours(weights, "float32" if dtype == "float32" else "bfloat16")
 
 
 def reference_logits(model, ids):

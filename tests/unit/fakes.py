@@ -263,6 +263,8 @@ def fake_model(engine, **overrides):
         "max_model_len": 4096,
         "max_position": 4096,
         "config": config,
-        "plan": SimpleNamespace(kv_blocks=64),
+        "plan": SimpleNamespace(
+            kv_blocks=64, weight_formats={"embed": "q8_0", "layers.0.o": "bf16", "layers.0.q": "bf16"}
+        ),
     }
     return LoadedModel(**{**fields, **overrides})

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import llmsrv
 from llmsrv import _core
 from llmsrv.config import (
+    DEFAULT_DTYPE,
     EngineOptions,
     ServeConfig,
     flags_of,
@@ -174,6 +175,7 @@ def test_a_tenants_weight_is_read(name, weight):
     [
         {"model": ""},
         {"dtype": "int3"},
+        {"quantization": "int3"},
         {"kv_cache_dtype": "fp8"},
         {"threads": 0},
         {"max_model_len": 0},
@@ -221,3 +223,11 @@ def test_an_unknown_option_is_an_error():
 
 def test_signature_is_keyword_only():
     assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in flags_of(ServeConfig).parameters.values())
+
+
+def test_quantization_is_of_float_weights():
+    assert EngineOptions(model="m").weights_dtype == DEFAULT_DTYPE
+    assert EngineOptions(model="m", dtype="auto").weights_dtype == "auto"
+    assert EngineOptions(model="m", dtype="auto", quantization="int4").weights_dtype == "int4"
+    with pytest.raises(ValueError, match="quantization: cannot be combined with dtype float32"):
+        EngineOptions(model="m", dtype="float32", quantization="int8")

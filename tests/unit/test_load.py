@@ -12,7 +12,7 @@ import pytest
 from checkpoints import TINY, tiny_tensors, write_folder
 
 from llmsrv import _testing
-from llmsrv.weights.load import GenerationDefaults, inspect_model, load_weights, resolve_dtype
+from llmsrv.weights.load import GenerationDefaults, inspect_model, load_weights
 from llmsrv.weights.progress import show_progress
 
 TIED = TINY | {"tie_word_embeddings": True}
@@ -128,12 +128,22 @@ def test_folder_that_is_no_model(tmp_path):
 
 def test_loads_all_weights_in_each_dtype(tmp_path):
     files = inspect_model(write_folder(tmp_path / "model", tiny_tensors()))
-    for dtype, name in (("auto", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+    for dtype, name in (("auto", "bf16"), ("bfloat16", "bf16"), ("float32", "f32")):
         weights = load_weights(files, dtype=dtype, threads=2)
         assert weights.missing() == []
-        assert weights.dtype == name
-    with pytest.raises(ValueError, match="dtype 'int8' is not supported; known are auto, bfloat16, float32"):
-        resolve_dtype("int8")
+        assert set(weights.formats.values()) == {name}
+    with pytest.raises(ValueError, match="dtype of weights must be auto, bfloat16, float32, int8 or int4, is 'int7'"):
+        load_weights(files, dtype="int7", threads=1)
+
+
+def test_auto_keeps_the_formats_of_a_gguf_file(smollm2_path):
+    files = inspect_model(smollm2_path)
+    weights = load_weights(files, dtype="auto", threads=2)
+    assert weights.missing() == []
+    assert weights.formats == {name: files.weight_sources[name] for name in weights.formats}
+    assert weights.formats["embed"] == "q8_0"
+    assert {kept for name, kept in weights.formats.items() if name != "embed"} == {"q4_1"}
+    assert weights.bytes < 1.01 * files.file_bytes
 
 
 def test_shards_give_the_same_logits(tmp_path):
@@ -158,7 +168,7 @@ def test_tied_head_may_be_stored_if_it_is_a_copy(tmp_path):
     tensors["lm_head.weight"][95, 63] += 1
     files = inspect_model(write_folder(tmp_path / "other", tensors, TIED))
     with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
-        load_weights(files, threads=1)
+        load_weights(files, dtype="bfloat16", threads=1)
 
 
 def test_file_that_shrank_after_it_was_inspected(tmp_path):
@@ -167,13 +177,13 @@ def test_file_that_shrank_after_it_was_inspected(tmp_path):
     path = folder / "model.safetensors"
     os.truncate(path, path.stat().st_size - 8)
     with pytest.raises(ValueError, match=r"model\.safetensors: bytes .* are outside the file"):
-        load_weights(files, threads=1)
+        load_weights(files, dtype="bfloat16", threads=1)
 
 
 def test_progress_reaches_the_total(tmp_path):
     files = inspect_model(write_folder(tmp_path / "model", tiny_tensors()))
     seen = []
-    load_weights(files, threads=1, progress=lambda done, total: seen.append((done, total)))
+    load_weights(files, dtype="bfloat16", threads=1, progress=lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in files.tensors.values())
     assert seen[0] == (0, total)
     assert seen[-1] == (total, total)
@@ -214,15 +224,16 @@ def resident(kind):
             return int(line.split()[1]) * 1024
 files = inspect_model(sys.argv[1])
 before = resident("VmRSS"), resident("RssFile")
-weights = load_weights(files, threads=2)
+weights = load_weights(files, dtype=sys.argv[2], threads=2)
 print(weights.bytes, resident("VmHWM") - before[0], resident("RssFile") - before[1])
 """
 
 
-def test_loading_needs_no_second_copy(smollm2_path):
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_loading_needs_no_second_copy(smollm2_path, dtype):
     """At its highest, memory is the packed weights and a few tensors; the file's pages do not stay."""
     result = subprocess.run(
-        [sys.executable, "-c", MEMORY_SCRIPT, str(smollm2_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY_SCRIPT, str(smollm2_path), dtype], capture_output=True, text=True, check=True
     )
     weights, peak, file_pages = map(int, result.stdout.split())
     assert peak < weights + 48e6

@@ -1,6 +1,7 @@
 """The memory plan: what is left open is chosen, what does not fit is refused with what would (promise P8)."""
 
 import re
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -11,6 +12,18 @@ from llmsrv.memory import DEFAULT_KV_CACHE_BYTES, check_plan, describe_plan, des
 MIB = 1 << 20
 # This model's keys and values take 2 layers x 2 x 2 heads x 16 x 2 bytes = 256 bytes per token.
 TOKEN_BYTES = 256
+
+
+@dataclass
+class Model:
+    """What a plan needs to know."""
+
+    spec: _core.ModelSpec
+    weight_sources: dict = field(default_factory=dict)
+
+
+def model_of(max_position):
+    return Model(spec(max_position))
 
 
 def spec(max_position):
@@ -30,7 +43,7 @@ def spec(max_position):
 
 def planned(max_position=1000, **asked):
     """The model, the fitted options and the core's plan."""
-    model = spec(max_position)
+    model = model_of(max_position)
     config = fit(model, EngineOptions(model="m", **{"threads": 1, **asked}), lambda line: None)
     return model, config, plan_memory(model, config)
 
@@ -47,7 +60,7 @@ def planned(max_position=1000, **asked):
 )
 def test_what_is_left_open_is_worked_out(own, asked, expected_len, expected_memory):
     lines = []
-    config = fit(spec(own), EngineOptions(model="m", threads=1, **asked), lines.append)
+    config = fit(model_of(own), EngineOptions(model="m", threads=1, **asked), lines.append)
     assert (config.max_model_len, config.kv_cache_memory) == (expected_len, expected_memory)
     assert bool(lines) == (expected_len < own and "max_model_len" not in asked)
 
@@ -64,6 +77,27 @@ def test_the_plan_is_printed_with_its_sum():
     assert re.search(r"swap +3\.0 MiB  768 blocks, preemption auto\n", text)
     rows = [float(figure) for figure in re.findall(r"([\d.]+) MiB", text)]
     assert sum(rows[:-1]) == pytest.approx(rows[-1], abs=0.05 * len(rows))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sources", "note"),
+    [
+        ("bfloat16", {"embed": "q4_0"}, "bfloat16; float32 norms"),
+        ("float32", {"embed": "q4_0"}, "float32; float32 norms"),
+        ("auto", {}, "bfloat16; float32 norms"),
+        (
+            "auto",
+            {"embed": "q4_0", "layers.1.q": "q5_1", "layers.0.down": "q5_1"},
+            "bfloat16, q5_1, q4_0; float32 norms",
+        ),
+    ],
+)
+def test_the_plan_names_the_formats(dtype, sources, note):
+    model = Model(spec(1000), sources)
+    config = fit(model, EngineOptions(model="m", threads=1, dtype=dtype), lambda line: None)
+    plan = plan_memory(model, config)
+    assert f" MiB  {note}\n" in describe_plan(plan, config, process_bytes=0)
+    assert plan.weights_bytes == _core.Weights(model.spec, dtype=dtype, threads=1, sources=sources).bytes
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpp/base/float16.h"
 #include "cpp/quant/packed_matrix.h"
 #include "cpp/quant/source_format.h"
 #include "python/bindings/testing/testing.h"
@@ -45,14 +46,31 @@ void register_quant(py::module_& m) {
   });
   m.def("unpack_row", &unpack, py::arg("format"), py::arg("source"), py::arg("cols"));
 
+  m.def("to_f16", [](const py::array_t<float, py::array::c_style | py::array::forcecast>& values) {  // the bits
+    py::array_t<std::uint16_t> out(values.size());
+    for (py::ssize_t i = 0; i < values.size(); ++i) out.mutable_data()[i] = float_to_f16(values.data()[i]);
+    return out;
+  });
+  m.def("native_format",
+        [](const std::string& name) { return std::string(weight_format_name(native_format(source_format(name)))); });
+
   py::class_<PackedMatrix>(m, "PackedMatrix")
       .def(py::init([](const std::string& format, int rows, int cols) {
-             if (format != "bf16" && format != "f32") throw std::invalid_argument("weight format '" + format + "'");
-             return PackedMatrix(format == "bf16" ? WeightFormat::kBf16 : WeightFormat::kF32, rows, cols);
+             const std::optional<WeightFormat> known = weight_format_from_name(format);
+             if (!known) throw std::invalid_argument("unknown weight format '" + format + "'");
+             return PackedMatrix(*known, rows, cols);
            }),
            py::arg("format"), py::arg("rows"), py::arg("cols"))
       .def("set_rows", &set_rows, py::arg("first"), py::arg("count"), py::arg("format"), py::arg("source"),
            py::arg("threads") = 1)
+      .def(
+          "unpack_row",
+          [](const PackedMatrix& matrix, int row) {
+            py::array_t<float> out(matrix.cols());
+            matrix.unpack_row(row, out.mutable_data());
+            return out;
+          },
+          py::arg("row"))
       .def_property_readonly("rows", &PackedMatrix::rows)
       .def_property_readonly("cols", &PackedMatrix::cols)
       .def_property_readonly("nbytes", &PackedMatrix::bytes)

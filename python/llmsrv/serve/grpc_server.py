@@ -286,7 +286,7 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
             max_context_tokens=model.max_model_len,
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
-            weight_dtype=model.config.dtype,
+            weight_dtype=model.weight_dtype,
             kv_cache_dtype=model.config.kv_cache_dtype,
             quantization=model.quantization,
             has_chat_template=model.chat_template is not None,

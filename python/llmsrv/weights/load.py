@@ -19,28 +19,18 @@ __all__ = [
     "ModelFiles",
     "inspect_model",
     "load_weights",
-    "resolve_dtype",
     "show_progress",
 ]
 
-DTYPES = ("bfloat16", "float32")
 _COMPARED_BYTES = 16 << 20
 
 
-def resolve_dtype(dtype: str) -> str:
-    """The name that the core knows: "auto" is bfloat16. Raises ValueError for any other unknown name."""
-    if dtype == "auto":
-        return "bfloat16"
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not supported; known are auto, {', '.join(DTYPES)}")
-    return dtype
+def load_weights(files: ModelFiles, *, dtype: str, threads: int, progress: ProgressCallback = no_progress) -> Weights:
+    """Reads all weights. `dtype` of the matrices: auto (as the files have them), bfloat16, float32, int8 or int4.
 
-
-def load_weights(
-    files: ModelFiles, *, dtype: str = "auto", threads: int, progress: ProgressCallback = no_progress
-) -> Weights:
-    """Reads all weights. Raises ValueError when the files have changed since they were inspected."""
-    weights = Weights(files.spec, dtype=resolve_dtype(dtype), threads=threads)
+    Raises ValueError for another dtype, and when the files have changed since they were inspected.
+    """
+    weights = Weights(files.spec, dtype=dtype, threads=threads, sources=files.weight_sources)
     jobs = [(weight, source, files.tensors[source.tensor]) for weight, source in files.blueprint.sources.items()]
     jobs.sort(key=lambda job: (job[2].path, job[2].offset))
     total = sum(tensor.nbytes for _, _, tensor in jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from llmsrv._core import ModelSpec, expected_weights
@@ -81,6 +82,11 @@ class ModelFiles:
     def spec(self) -> ModelSpec:
         """The model as data."""
         return self.blueprint.spec
+
+    @cached_property
+    def weight_sources(self) -> Mapping[str, str]:
+        """Formats of the weights in the files, by the core's names."""
+        return {weight: self.tensors[source.tensor].format for weight, source in self.blueprint.sources.items()}
 
     @property
     def architecture(self) -> str:
