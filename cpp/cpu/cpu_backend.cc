@@ -5,7 +5,7 @@
 
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/check.h"
-#include "cpp/base/float16.h"
+#include "cpp/cpu/int8_linear.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/kernels.h"
 
@@ -20,24 +20,10 @@ using cpu::LinearTask;
 // Below this many values an operation on rows is over sooner than a second thread could help.
 constexpr std::int64_t kAloneValues = 8192;
 
-// Row `row` of a packed matrix, as floats.
-void gather_row(const PackedMatrix& matrix, int row, float* out) {
-  const std::byte* lane = matrix.panel(row / PackedMatrix::kPanelRows) + row % PackedMatrix::kPanelRows * 4;
-  constexpr std::ptrdiff_t kLine = PackedMatrix::kPanelRows * 4;
-  if (matrix.format() == WeightFormat::kF32) {
-    for (int k = 0; k < matrix.cols(); ++k) std::memcpy(out + k, lane + k * kLine, sizeof(float));
-    return;
-  }
-  for (int k = 0; k < matrix.cols(); ++k) {
-    std::uint16_t value;
-    std::memcpy(&value, lane + k / 2 * kLine + k % 2 * 2, sizeof(value));
-    out[k] = bf16_to_float(value);
-  }
-}
-
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(ThreadPool& pool, CpuIsa isa) : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels) {}
+  CpuBackend(ThreadPool& pool, CpuIsa isa)
+      : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels), int8_linear_(pool, *isa_.int8_kernels) {}
 
   std::string description() const override {
     const int threads = pool_.size();
@@ -45,12 +31,14 @@ class CpuBackend final : public Backend {
   }
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
-    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size());
+    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) +
+           int8_linear_.workspace_bytes(limits.hidden_cols);
   }
 
   void reserve(const StepLimits& limits) override {
     limits_ = limits;
-    scratch_ = AlignedBuffer(workspace_bytes(limits));
+    scratch_ = AlignedBuffer(scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()));
+    int8_linear_.reserve(limits.hidden_cols);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -59,7 +47,7 @@ class CpuBackend final : public Backend {
 
  private:
   void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) override {
-    for_rows(out.rows, out.cols, [&](int t) { gather_row(table, ids[static_cast<std::size_t>(t)], out.f32_row(t)); });
+    for_rows(out.rows, out.cols, [&](int t) { table.unpack_row(ids[static_cast<std::size_t>(t)], out.f32_row(t)); });
   }
 
   void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) override {
@@ -76,6 +64,7 @@ class CpuBackend final : public Backend {
 
   void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
                  TensorView out) override {
+    if (is_quantized(weight.format())) return int8_linear_.run(in, weight, bias, mode == Accumulate::kAdd, out);
     LLMSRV_CHECK(kernels_.linear_scratch_bytes(in.cols) <= scratch_bytes(limits_));
     const LinearTask task{
         .in = in.f32_row(0),
@@ -221,6 +210,7 @@ class CpuBackend final : public Backend {
   const KernelTable& kernels_;
   StepLimits limits_;
   AlignedBuffer scratch_;
+  Int8Linear int8_linear_;
 };
 
 }  // namespace

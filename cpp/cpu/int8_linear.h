@@ -1,0 +1,44 @@
+// Linear layers on packed integer weights: quantizes the activations, and shares the work among the members of a pool.
+// Owns the memory for the quantized activations. No split changes a bit of a result.
+// Thread rule: as Backend's, one caller at a time.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "cpp/base/aligned_buffer.h"
+#include "cpp/base/thread_pool.h"
+#include "cpp/cpu/int8_kernels.h"
+#include "cpp/quant/packed_matrix.h"
+#include "cpp/tensor/tensor_view.h"
+
+namespace llmsrv {
+
+class Int8Linear {
+ public:
+  // Both must outlive it.
+  Int8Linear(ThreadPool& pool, const cpu::Int8Table& kernels) : pool_(pool), kernels_(kernels) {}
+
+  // Memory for inputs of up to `cols` columns; the number of rows does not matter.
+  std::size_t workspace_bytes(int cols) const;
+  void reserve(int cols);
+
+  // out (+)= in weight^T + bias, as Backend::linear. REQUIRES: is_quantized(weight.format()); in.rows > 0;
+  // reserve() was called with in.cols or more
+  void run(TensorView in, const PackedMatrix& weight, std::span<const float> bias, bool add, TensorView out);
+
+ private:
+  struct Call;
+  void split_panels(const Call& call, int first_token, int tokens);
+  void split_tokens(const Call& call);
+
+  cpu::ActivationGroup* shared_groups() const;
+  cpu::ActivationGroup* own_groups(int member) const;
+
+  ThreadPool& pool_;
+  const cpu::Int8Table& kernels_;
+  int max_groups_ = 0;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace llmsrv

@@ -1,0 +1,324 @@
+// The one source of the kernels for packed integer weights (int8_kernels.h), compiled once per instruction set. The
+// including file defines LLMSRV_ISA and, inside namespace llmsrv::cpu::LLMSRV_ISA:
+//   Vec           int8_vec_*.h
+//   kTokenTile    most tokens of a tile
+//   kMostChains   integer accumulators that a small tile may use at a time: all that it has,
+//   kChains       else this many
+//
+// One tile is Vec::kLanes rows of a panel x up to kTokenTile tokens of an activation tile. Per group of 32 columns it
+// unpacks the weights once, into 8 vectors that stay in registers, and then for each token adds 8 dot products of four
+// bytes, turns the integer sum into a float and adds it, scaled, to the token's accumulator. Each weight is read from
+// memory once per call and from the first level cache once per tile of tokens.
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "cpp/cpu/int8_kernels.h"
+#include "cpp/quant/packed_layout.h"
+
+namespace llmsrv::cpu::LLMSRV_ISA {
+namespace {
+
+using F = Vec::F;
+using I = Vec::I;
+
+using packed::kGroupCols;
+using packed::kLineBytes;
+using packed::kPanelRows;
+
+constexpr int kGroupVectors = 8;  // vector v of a group holds columns 4 v .. 4 v + 3
+
+template <typename T>
+constexpr T min_of(T a, T b) {
+  return a < b ? a : b;
+}
+
+// --- formats
+// ----------------------------------------------------------------------------------------------------------
+
+// value = scale * (q - kZeroPoint), or scale * q + min where the layout has minimums.
+template <packed::Superblock kLayout, int kQuantBits, int kZeroPoint>
+struct Format {
+  static constexpr packed::Superblock kBlock = kLayout;
+  static constexpr int kBits = kQuantBits;
+  static constexpr int kLargest = (1 << kBits) - 1;
+  static constexpr int kZero = kZeroPoint;
+  static constexpr bool kHasMin = kBlock.d > kBlock.mins;
+  static constexpr bool kTwoLevel = kBlock.bytes > kBlock.d;
+  static constexpr bool kHasHalves = kTwoLevel && !kHasMin;  // each half of a group has an integer scale of its own
+};
+using U4 = Format<packed::kU4, 4, 0>;
+using U4Zero = Format<packed::kU4Zero, 4, 8>;
+using U5 = Format<packed::kU5, 5, 0>;
+using U5Zero = Format<packed::kU5Zero, 5, 16>;
+using S8 = Format<packed::kS8, 8, 128>;
+using U4K = Format<packed::kU4K, 4, 0>;
+using U5K = Format<packed::kU5K, 5, 0>;
+using U6K = Format<packed::kU6K, 6, 32>;
+
+// One group of a panel's rows, as all tokens use it.
+struct GroupWeights {
+  I w[kGroupVectors];
+  F scale;
+  F min;            // of formats that have one
+  I half_scale[2];  // likewise
+};
+
+// The integers. `rows` is the first of the vector's rows in the panel: 0 where a vector holds them all.
+template <typename Format>
+__attribute__((always_inline)) inline void unpack_quants(const uint8_t* block, int group, int rows,
+                                                         I (&w)[kGroupVectors]) {
+  constexpr packed::Superblock kBlock = Format::kBlock;
+  const uint8_t* lines = block + group * kBlock.low_group_bytes + rows * 4;
+  if constexpr (Format::kBits == 8) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kGroupVectors; ++v) w[v] = Vec::load_line(lines + v * kLineBytes);
+  } else {
+#pragma GCC unroll 4
+    for (int line = 0; line < 4; ++line) {
+      const I nibbles = Vec::load_line(lines + line * kLineBytes);
+      w[line] = Vec::low_nibbles(nibbles);
+      w[line + 4] = Vec::high_nibbles(nibbles);
+    }
+  }
+  const uint8_t* high = block + kBlock.high + group * kBlock.high_group_bytes;
+  if constexpr (Format::kBits == 5) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kGroupVectors; ++v) w[v] = Vec::add_fifth_bit(w[v], high + v * 8 + rows / 2);
+  }
+  if constexpr (Format::kBits == 6) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const I plane = Vec::load_line(high + half * kLineBytes + rows * 4);
+      I* v = w + 4 * half;
+      v[0] = Vec::template add_high_pair<0>(v[0], plane);
+      v[1] = Vec::template add_high_pair<1>(v[1], plane);
+      v[2] = Vec::template add_high_pair<2>(v[2], plane);
+      v[3] = Vec::template add_high_pair<3>(v[3], plane);
+    }
+  }
+}
+
+template <typename Format>
+__attribute__((always_inline)) inline GroupWeights unpack_group(const uint8_t* block, int group, int rows) {
+  constexpr packed::Superblock kBlock = Format::kBlock;
+  constexpr int kF16Row = 2;
+  GroupWeights weights;
+  unpack_quants<Format>(block, group, rows, weights.w);
+  const int here = group * kPanelRows + rows;
+  if constexpr (!Format::kTwoLevel) {
+    weights.scale = Vec::load_f16(block + kBlock.scales + here * kF16Row);
+    if constexpr (Format::kHasMin) weights.min = Vec::load_f16(block + kBlock.mins + here * kF16Row);
+    return weights;
+  }
+  const F d = Vec::load_f16(block + kBlock.d + rows * kF16Row);
+  if constexpr (Format::kHasHalves) {
+    weights.scale = d;
+    const uint8_t* scales = block + kBlock.scales + group * 2 * kPanelRows + rows;
+    weights.half_scale[0] = Vec::load_i8(scales);
+    weights.half_scale[1] = Vec::load_i8(scales + kPanelRows);
+  } else if constexpr (Format::kTwoLevel) {
+    const F d_min = Vec::load_f16(block + kBlock.d_min + rows * kF16Row);
+    weights.scale = Vec::mul(d, Vec::to_float(Vec::load_u8(block + kBlock.scales + here)));
+    const F min = Vec::mul(d_min, Vec::to_float(Vec::load_u8(block + kBlock.mins + here)));
+    weights.min = Vec::sub(Vec::zero(), min);
+  }
+  return weights;
+}
+
+// --- one tile
+// ---------------------------------------------------------------------------------------------------------
+
+// sums[t] = isum of token first + t.
+template <typename Format, int kCount>
+__attribute__((always_inline)) inline void sum_group(const GroupWeights& weights, const ActivationGroup& x, int first,
+                                                     I (&sums)[kCount]) {
+  if constexpr (Format::kHasHalves) {
+    constexpr int kHalf = kGroupVectors / 2;
+    I high[kCount];
+#pragma GCC unroll 16
+    for (int t = 0; t < kCount; ++t) {
+      sums[t] = Vec::broadcast(-Format::kZero * x.low_sum[first + t]);
+      high[t] = Vec::broadcast(-Format::kZero * x.high_sum[first + t]);
+    }
+    Vec::template add_dots<Format::kLargest, kHalf>(weights.w, x.q[first], sums);
+    Vec::template add_dots<Format::kLargest, kHalf>(weights.w + kHalf, x.q[first] + kGroupCols / 2, high);
+#pragma GCC unroll 16
+    for (int t = 0; t < kCount; ++t) {
+      sums[t] = Vec::add(Vec::mul(sums[t], weights.half_scale[0]), Vec::mul(high[t], weights.half_scale[1]));
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int t = 0; t < kCount; ++t) {
+      sums[t] = Vec::broadcast(-Format::kZero * (x.low_sum[first + t] + x.high_sum[first + t]));
+    }
+    Vec::template add_dots<Format::kLargest, kGroupVectors>(weights.w, x.q[first], sums);
+  }
+}
+
+// acc[t] += the group's share of token first + t, for t from kBegin on, as many tokens at a time as there are chains.
+template <typename Format, int kTokens, int kBegin = 0>
+__attribute__((always_inline)) inline void add_group(const GroupWeights& weights, const ActivationGroup& x, int first,
+                                                     F (&acc)[kTokens]) {
+  constexpr int kChainsPerToken = Format::kHasHalves ? 2 : 1;
+  constexpr int kStep = kTokens * kChainsPerToken <= kMostChains ? kTokens : kChains / kChainsPerToken;
+  constexpr int kCount = min_of(kStep, kTokens - kBegin);
+  I sums[kCount];
+  sum_group<Format>(weights, x, first + kBegin, sums);
+#pragma GCC unroll 16
+  for (int t = 0; t < kCount; ++t) {
+    const int token = first + kBegin + t;
+    F& sum = acc[kBegin + t];
+    sum = Vec::fma(Vec::to_float(sums[t]), Vec::mul(weights.scale, Vec::set1(x.d[token])), sum);
+    if constexpr (Format::kHasMin) sum = Vec::fma(weights.min, Vec::set1(x.d_sum[token]), sum);
+  }
+  if constexpr (kBegin + kCount < kTokens) add_group<Format, kTokens, kBegin + kCount>(weights, x, first, acc);
+}
+
+// Fetches a group's part of what stands kDistance bytes after its superblock: weights are one stream over all panels of
+// a share.
+template <typename Format>
+__attribute__((always_inline)) inline void fetch_ahead(const uint8_t* block, int group) {
+  constexpr ptrdiff_t kDistance = 11 * 1024;
+  constexpr int kLines = Format::kBlock.bytes / kLineBytes;
+  constexpr int kLinesPerGroup = (kLines + Format::kBlock.groups - 1) / Format::kBlock.groups;
+  const uint8_t* at = block + kDistance + group * kLines / Format::kBlock.groups * kLineBytes;
+#pragma GCC unroll 16
+  for (int line = 0; line < kLinesPerGroup; ++line) Vec::prefetch(at + line * kLineBytes);
+}
+
+// out[t * Vec::kLanes + lane] = the sum of token first + t over all groups, for the panel's rows `rows` ..
+template <typename Format, int kTokens>
+void sum_tile(const uint8_t* panel, int rows, bool fetch, const ActivationGroup* x, int groups, int first, float* out) {
+  F acc[kTokens];
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) acc[t] = Vec::zero();
+  for (; groups > 0; groups -= Format::kBlock.groups, panel += Format::kBlock.bytes) {
+    const int here = min_of(groups, Format::kBlock.groups);
+#pragma GCC unroll 1
+    for (int group = 0; group < here; ++group, ++x) {
+      if (fetch) fetch_ahead<Format>(panel, group);
+      add_group<Format>(unpack_group<Format>(panel, group, rows), *x, first, acc);
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) Vec::store(out + t * Vec::kLanes, acc[t]);
+}
+
+// --- linear
+// -----------------------------------------------------------------------------------------------------------
+
+// Adds the bias, and what `out` holds already; writes only the columns that exist.
+void finish_rows(const Int8LinearTask& task, const float* tile, int first_token, int tokens, int first_row) {
+  const int left = task.rows - first_row;
+  if (left <= 0) return;
+  for (int t = 0; t < tokens; ++t, tile += Vec::kLanes) {
+    float* out = task.out + (first_token + t) * task.out_stride + first_row;
+    F value = Vec::load(tile);
+    if (left >= Vec::kLanes) {
+      if (task.bias != nullptr) value = Vec::add(value, Vec::load(task.bias + first_row));
+      if (task.add) value = Vec::add(Vec::load(out), value);
+      Vec::store(out, value);
+    } else {
+      if (task.bias != nullptr) value = Vec::add(value, Vec::load_partial(task.bias + first_row, left));
+      if (task.add) value = Vec::add(Vec::load_partial(out, left), value);
+      Vec::store_partial(out, value, left);
+    }
+  }
+}
+
+// The tokens [first_token, first_token + tokens) of one activation tile over one panel. A tile that is higher computes
+// rows that nobody reads.
+template <typename Format, int kTokens>
+void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tokens) {
+  const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
+  const ActivationGroup* x = task.in + static_cast<ptrdiff_t>(first_token / kTileTokens) * task.groups;
+  const int first = first_token % kTileTokens;
+  alignas(64) float tile[kTokens * Vec::kLanes];
+  for (int rows = 0; rows < kPanelRows; rows += Vec::kLanes) {
+    // Who reads a line first fetches what follows: the first vector of the first tokens.
+    const bool fetch = first_token == 0 && rows == 0;
+    sum_tile<Format, kTokens>(weights, rows, fetch, x, task.groups, first, tile);
+    finish_rows(task, tile, first_token, tokens, panel * kPanelRows + rows);
+  }
+}
+
+// Calls f(Height<h>{}) for the lowest tile height h >= tokens; above 8 heights are multiples of 4.
+template <int kHeight>
+struct Height {
+  static constexpr int value = kHeight;
+};
+template <int kHeight, typename Call>
+void with_height(int tokens, const Call& call) {
+  constexpr int kLower = kHeight > 8 ? kHeight - 4 : kHeight - 1;
+  if constexpr (kLower > 0) {
+    if (tokens <= kLower) return with_height<kLower>(tokens, call);
+  }
+  call(Height<kHeight>{});
+}
+
+template <typename Format>
+void linear(const Int8LinearTask& task, int first, int end) {
+  static_assert(kTileTokens % kTokenTile == 0);
+  for (int panel = first; panel < end; ++panel) {
+    for (int token = 0; token < task.tokens; token += kTokenTile) {
+      const int tokens = min_of(kTokenTile, task.tokens - token);
+      with_height<kTokenTile>(
+          tokens, [&](auto height) { linear_tile<Format, decltype(height)::value>(task, panel, token, tokens); });
+    }
+  }
+}
+
+// --- activations
+// ------------------------------------------------------------------------------------------------------
+
+constexpr float kNearlyZero = 0x1p-100f;  // so that 127 / max|x| is finite
+constexpr uint32_t kInfinityBits = 0x7f800000;
+
+void quantize_group(const float* x, ActivationGroup& group, int token) {
+  const uint32_t bits = Vec::largest_magnitude(x);
+  float largest;
+  memcpy(&largest, &bits, sizeof(largest));
+  if (bits < kInfinityBits && largest >= kNearlyZero) {
+    const float factor = 127.0f / largest;
+    const int32_t low = Vec::round_to_bytes(x, factor, group.q[token]);
+    const int32_t high = Vec::round_to_bytes(x + kGroupCols / 2, factor, group.q[token] + kGroupCols / 2);
+    const float d = largest / 127.0f;
+    group.d[token] = d;
+    group.d_sum[token] = d * static_cast<float>(low + high);
+    group.low_sum[token] = low;
+    group.high_sum[token] = high;
+    return;
+  }
+  const float d = bits < kInfinityBits ? 0.0f : __builtin_nanf("");
+  memset(group.q[token], 0, kGroupCols);
+  group.d[token] = d;
+  group.d_sum[token] = d;
+  group.low_sum[token] = 0;
+  group.high_sum[token] = 0;
+}
+
+void quantize(const QuantizeTask& task, int first, int end) {
+  for (int i = first; i < end; ++i) {
+    const int first_token = i / task.groups * kTileTokens;
+    const int tokens = min_of(kTileTokens, task.tokens - first_token);
+    const float* x = task.in + first_token * task.in_stride + i % task.groups * kGroupCols;
+    for (int t = 0; t < tokens; ++t) quantize_group(x + t * task.in_stride, task.out[i], t);
+  }
+}
+
+}  // namespace
+
+const Int8Table table = {
+    .quantize = quantize,
+    .linear_u4 = linear<U4>,
+    .linear_u4_zero = linear<U4Zero>,
+    .linear_u5 = linear<U5>,
+    .linear_u5_zero = linear<U5Zero>,
+    .linear_s8 = linear<S8>,
+    .linear_u4k = linear<U4K>,
+    .linear_u5k = linear<U5K>,
+    .linear_u6k = linear<U6K>,
+};
+
+}  // namespace llmsrv::cpu::LLMSRV_ISA
