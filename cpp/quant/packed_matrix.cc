@@ -7,18 +7,20 @@
 
 #include "cpp/base/check.h"
 #include "cpp/base/float16.h"
+#include "cpp/quant/packed_lane.h"
 
 namespace llmsrv {
 namespace {
 
 constexpr int kRows = PackedMatrix::kPanelRows;
+constexpr std::ptrdiff_t kLine = packed::kLineBytes;
 
 std::size_t column_pairs(int cols) { return (static_cast<std::size_t>(cols) + 1) / 2; }
 
 // Writes one row into its lane of a panel. `padded` holds 2 * column_pairs(cols) values.
 void store_row_bf16(const std::vector<float>& padded, std::byte* panel, int lane) {
   std::byte* at = panel + lane * 4;
-  for (std::size_t k = 0; k < padded.size(); k += 2, at += kRows * 4) {
+  for (std::size_t k = 0; k < padded.size(); k += 2, at += kLine) {
     const std::uint32_t pair = float_to_bf16(padded[k]) | static_cast<std::uint32_t>(float_to_bf16(padded[k + 1]))
                                                               << 16;
     std::memcpy(at, &pair, sizeof(pair));
@@ -27,14 +29,54 @@ void store_row_bf16(const std::vector<float>& padded, std::byte* panel, int lane
 
 void store_row_f32(const std::vector<float>& padded, std::byte* panel, int lane) {
   std::byte* at = panel + lane * 4;
-  for (std::size_t k = 0; k < padded.size(); ++k, at += kRows * 4) std::memcpy(at, &padded[k], sizeof(float));
+  for (std::size_t k = 0; k < padded.size(); ++k, at += kLine) std::memcpy(at, &padded[k], sizeof(float));
+}
+
+void load_row_bf16(const std::byte* panel, int lane, int cols, float* out) {
+  for (int k = 0; k < cols; ++k) {
+    std::uint16_t value;
+    std::memcpy(&value, panel + lane * 4 + k / 2 * kLine + k % 2 * 2, sizeof(value));
+    out[k] = bf16_to_float(value);
+  }
+}
+
+void load_row_f32(const std::byte* panel, int lane, int cols, float* out) {
+  for (int k = 0; k < cols; ++k) std::memcpy(out + k, panel + lane * 4 + k * kLine, sizeof(float));
+}
+
+int blocks_in_row(WeightFormat format, int cols) { return cols / source_block_values(source_of(format)); }
+
+// The integers and scales of one row go to their lane, whatever order the file has them in.
+void store_quantized_row(WeightFormat format, const std::byte* source, int cols, std::byte* panel, int lane) {
+  const SourceFormat from = source_of(format);
+  const std::size_t block_bytes = source_block_bytes(from);
+  QuantBlock block;
+  for (int index = 0; index < blocks_in_row(format, cols); ++index, source += block_bytes) {
+    read_block(from, source, block);
+    store_block(format, panel, {lane, index}, block);
+  }
+}
+
+void load_quantized_row(WeightFormat format, const std::byte* panel, int lane, int cols, float* out) {
+  const SourceFormat meaning = source_of(format);
+  QuantBlock block;
+  for (int index = 0; index < blocks_in_row(format, cols); ++index, out += source_block_values(meaning)) {
+    load_block(format, panel, {lane, index}, block);
+    block_values(meaning, block, out);
+  }
 }
 
 }  // namespace
 
 std::size_t PackedMatrix::packed_panel_bytes(WeightFormat format, int cols) {
-  const std::size_t value_bytes = format == WeightFormat::kBf16 ? 2 : 4;
-  return column_pairs(cols) * 2 * kRows * value_bytes;
+  if (!is_quantized(format)) {
+    const std::size_t value_bytes = format == WeightFormat::kBf16 ? 2 : 4;
+    return column_pairs(cols) * 2 * kRows * value_bytes;
+  }
+  const packed::Superblock& layout = superblock_of(format);
+  const int superblock_cols = layout.groups * packed::kGroupCols;
+  const auto superblocks = static_cast<std::size_t>((cols + superblock_cols - 1) / superblock_cols);
+  return superblocks * static_cast<std::size_t>(layout.bytes);
 }
 
 std::size_t PackedMatrix::packed_bytes(WeightFormat format, int rows, int cols) {
@@ -42,39 +84,58 @@ std::size_t PackedMatrix::packed_bytes(WeightFormat format, int rows, int cols) 
   return panels * packed_panel_bytes(format, cols);
 }
 
+bool PackedMatrix::accepts(WeightFormat format, SourceFormat source) {
+  return !is_quantized(format) || source == source_of(format);
+}
+
 PackedMatrix::PackedMatrix(WeightFormat format, int rows, int cols)
     : format_(format), rows_(rows), cols_(cols), buffer_(packed_bytes(format, rows, cols)) {
-  LLMSRV_CHECK(rows > 0 && cols > 0);
+  LLMSRV_CHECK(rows > 0 && cols > 0 && cols % source_block_values(source_of(format)) == 0);
+}
+
+std::byte* PackedMatrix::panel_of_row(int row) const {
+  return buffer_.data() + panel_bytes() * static_cast<std::size_t>(row / kRows);
 }
 
 void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span<const std::byte> source,
                             ThreadPool& pool) {
+  LLMSRV_CHECK(accepts(format_, format));
   LLMSRV_CHECK(first >= 0 && count >= 0 && count <= rows_ - first);
   const std::size_t row_bytes = source_row_bytes(format, cols_);
   LLMSRV_CHECK(source.size() == row_bytes * static_cast<std::size_t>(count));
   if (count == 0) return;
 
   // One unpacked row per member, padded with a zero to an even number of columns.
+  const std::size_t scratch_values = is_quantized(format_) ? 0 : column_pairs(cols_) * 2;
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(pool.size()),
-                                          std::vector<float>(column_pairs(cols_) * 2, 0.0f));
-  // Members take whole panels, since the rows of a panel share cache lines.
+                                          std::vector<float>(scratch_values, 0.0f));
+  const auto store_row = [&](const std::byte* in, int row, std::vector<float>& values) {
+    std::byte* panel = panel_of_row(row);
+    if (is_quantized(format_)) return store_quantized_row(format_, in, cols_, panel, row % kRows);
+    llmsrv::unpack_row(format, in, cols_, values.data());
+    format_ == WeightFormat::kBf16 ? store_row_bf16(values, panel, row % kRows)
+                                   : store_row_f32(values, panel, row % kRows);
+  };
+  // Members take whole panels, since the rows of a panel share cache lines and even bytes.
   const int first_panel = first / kRows;
   const int touched_panels = (first + count - 1) / kRows + 1 - first_panel;
   pool.run([&](int member) {
-    std::vector<float>& row_values = scratch[static_cast<std::size_t>(member)];
     const ThreadPool::Range panels = pool.share(touched_panels, member);
     const int begin = std::max(first, (first_panel + panels.begin) * kRows);
     const int end = std::min(first + count, (first_panel + panels.end) * kRows);
     for (int row = begin; row < end; ++row) {
-      unpack_row(format, source.data() + row_bytes * static_cast<std::size_t>(row - first), cols_, row_values.data());
-      std::byte* panel = buffer_.data() + panel_bytes() * static_cast<std::size_t>(row / kRows);
-      if (format_ == WeightFormat::kBf16) {
-        store_row_bf16(row_values, panel, row % kRows);
-      } else {
-        store_row_f32(row_values, panel, row % kRows);
-      }
+      store_row(source.data() + row_bytes * static_cast<std::size_t>(row - first), row,
+                scratch[static_cast<std::size_t>(member)]);
     }
   });
+}
+
+void PackedMatrix::unpack_row(int row, float* out) const {
+  LLMSRV_CHECK(row >= 0 && row < rows_);
+  const std::byte* panel = panel_of_row(row);
+  if (is_quantized(format_)) return load_quantized_row(format_, panel, row % kRows, cols_, out);
+  format_ == WeightFormat::kBf16 ? load_row_bf16(panel, row % kRows, cols_, out)
+                                 : load_row_f32(panel, row % kRows, cols_, out);
 }
 
 }  // namespace llmsrv

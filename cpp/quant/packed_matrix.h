@@ -2,8 +2,9 @@
 //
 //   kBf16: panel[k / 2][row 16][2]  bf16: one 64-byte line holds two columns of 16 rows
 //   kF32:  panel[k][row 16]         float: one 64-byte line holds one column of 16 rows
+//   quantized formats: superblocks of integers and scales, packed_layout.h
 //
-// Rows are padded to a multiple of 16 and columns to a multiple of 2, with zeros.
+// Rows are padded to a multiple of 16; columns to a multiple of 2, or to a superblock; with zeros.
 // Thread rule: set_rows() while loading; afterwards read only, from any thread.
 #pragma once
 
@@ -13,22 +14,28 @@
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/thread_pool.h"
 #include "cpp/quant/source_format.h"
+#include "cpp/quant/weight_format.h"
 
 namespace llmsrv {
 
-enum class WeightFormat { kBf16, kF32 };
-
 class PackedMatrix {
  public:
-  static constexpr int kPanelRows = 16;
+  static constexpr int kPanelRows = packed::kPanelRows;
 
   PackedMatrix() = default;
-  // Zero matrix. REQUIRES: rows > 0, cols > 0
+  // Zero matrix. REQUIRES: rows > 0, cols > 0; cols is a multiple of the block of source_of(format)
   PackedMatrix(WeightFormat format, int rows, int cols);
 
-  // Unpacks `count` source rows and stores them as rows [first, first + count), in parallel over `pool`.
-  // REQUIRES: the range lies inside the matrix; `source` holds count * source_row_bytes(format, cols()) bytes.
+  // Stores `count` source rows as rows [first, first + count), in parallel over `pool`. A quantized format takes the
+  // blocks of its own source format and only permutes them; kBf16 and kF32 take the floats that any source stands for.
+  // REQUIRES: accepts(format(), format); the range lies inside the matrix; `source` holds
+  // count * source_row_bytes(format, cols()) bytes.
   void set_rows(int first, int count, SourceFormat format, std::span<const std::byte> source, ThreadPool& pool);
+  static bool accepts(WeightFormat format, SourceFormat source);
+
+  // Writes row `row` as cols() floats: for a quantized format exactly what unpack_row() of source_format.h gives for
+  // the source row. Any thread. REQUIRES: 0 <= row < rows()
+  void unpack_row(int row, float* out) const;
 
   WeightFormat format() const { return format_; }
   int rows() const { return rows_; }
@@ -43,6 +50,8 @@ class PackedMatrix {
   static std::size_t packed_bytes(WeightFormat format, int rows, int cols);
 
  private:
+  std::byte* panel_of_row(int row) const;
+
   WeightFormat format_ = WeightFormat::kF32;
   int rows_ = 0;
   int cols_ = 0;

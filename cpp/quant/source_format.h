@@ -13,6 +13,7 @@ enum class SourceFormat { kF32, kF16, kBf16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, 
 
 // By lower-case name: "f32", "f16", "bf16", "q4_0", ..., "q6_k". Empty when unknown.
 std::optional<SourceFormat> source_format_from_name(std::string_view name);
+std::string_view source_format_name(SourceFormat format);
 
 // Values per block (1 for plain types) and bytes per block.
 int source_block_values(SourceFormat format);

@@ -45,14 +45,26 @@ void register_quant(py::module_& m) {
   });
   m.def("unpack_row", &unpack, py::arg("format"), py::arg("source"), py::arg("cols"));
 
+  m.def("native_format",
+        [](const std::string& name) { return std::string(weight_format_name(native_format(source_format(name)))); });
+
   py::class_<PackedMatrix>(m, "PackedMatrix")
       .def(py::init([](const std::string& format, int rows, int cols) {
-             if (format != "bf16" && format != "f32") throw std::invalid_argument("weight format '" + format + "'");
-             return PackedMatrix(format == "bf16" ? WeightFormat::kBf16 : WeightFormat::kF32, rows, cols);
+             const std::optional<WeightFormat> known = weight_format_from_name(format);
+             if (!known) throw std::invalid_argument("unknown weight format '" + format + "'");
+             return PackedMatrix(*known, rows, cols);
            }),
            py::arg("format"), py::arg("rows"), py::arg("cols"))
       .def("set_rows", &set_rows, py::arg("first"), py::arg("count"), py::arg("format"), py::arg("source"),
            py::arg("threads") = 1)
+      .def(
+          "unpack_row",
+          [](const PackedMatrix& matrix, int row) {
+            py::array_t<float> out(matrix.cols());
+            matrix.unpack_row(row, out.mutable_data());
+            return out;
+          },
+          py::arg("row"))
       .def_property_readonly("rows", &PackedMatrix::rows)
       .def_property_readonly("cols", &PackedMatrix::cols)
       .def_property_readonly("nbytes", &PackedMatrix::bytes)
