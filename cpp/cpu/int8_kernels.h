@@ -18,17 +18,9 @@
 
 namespace llmsrv::cpu {
 
-constexpr int kTileTokens = 16;
-
-// One group of columns of up to 16 rows. Several cache lines of its own: threads that fill different groups never
-// write to the same line.
-struct alignas(64) ActivationGroup {
-  int8_t q[kTileTokens][packed::kGroupCols];
-  float d[kTileTokens];           // x = d q
-  float d_sum[kTileTokens];       // d * (sum of q)
-  int32_t low_sum[kTileTokens];   // of q[0..15]
-  int32_t high_sum[kTileTokens];  // of q[16..31]
-};
+// Quantized activations are opaque to all but the table that made them: tiles of `tile_tokens` rows, the last one
+// perhaps lower, each [groups] records of kActivationBytes per row.
+constexpr size_t kActivationBytes = packed::kGroupCols + 16;
 
 // d = max|x| / 127, q = x * (127 / max|x|) rounded to nearest, ties to even. A group whose values are all below 2^-100
 // is zero. A group with a NaN or an infinity has d = NaN and q = 0: each output of its row is NaN.
@@ -37,12 +29,12 @@ struct QuantizeTask {
   ptrdiff_t in_stride;
   int tokens;
   int groups;
-  ActivationGroup* out;  // [tiles of 16 tokens][groups]
+  uint8_t* out;  // activation_bytes(tokens, groups), on a cache line
 };
 
 // As LinearTask.
 struct Int8LinearTask {
-  const ActivationGroup* in;  // [tiles of 16 tokens][groups]
+  const uint8_t* in;  // quantized
   int tokens;
   int groups;
   const uint8_t* panels;  // of the whole matrix (quant/packed_matrix.h)
@@ -55,7 +47,10 @@ struct Int8LinearTask {
 };
 
 struct Int8Table {
-  // Groups [first, end) of out, counted through all tiles.
+  int tile_tokens;  // rows of an activation tile
+  size_t (*activation_bytes)(int tokens, int groups);
+
+  // Records [first, end) of out, counted through all tiles.
   void (*quantize)(const QuantizeTask& task, int first, int end);
 
   // Panels [first, end) of a matrix in the format of the name.

@@ -6,10 +6,8 @@
 
 namespace llmsrv {
 
-using cpu::ActivationGroup;
 using cpu::Int8LinearTask;
 using cpu::Int8Table;
-using cpu::kTileTokens;
 using cpu::QuantizeTask;
 
 namespace {
@@ -20,17 +18,10 @@ constexpr std::size_t kOwnBytes = 256 * 1024;
 // Up to this many values each member quantizes all of them for itself: that is over sooner than waiting for each other,
 // and fetching the result from another core's cache.
 constexpr int kOwnValues = 8192;
-// From this many tiles of tokens per member on, members share tokens instead of weights.
-constexpr int kTilesPerMember = 2;
-
-int tiles_for(int tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
+// From this many tokens per member on, members share tokens instead of weights.
+constexpr int kTokensPerMember = 32;
 
 int groups_for(int cols) { return (cols + packed::kGroupCols - 1) / packed::kGroupCols; }
-
-std::size_t tile_bytes(int groups) { return sizeof(ActivationGroup) * static_cast<std::size_t>(groups); }
-
-// Whole tiles that fit, but at least one.
-int fitting_tiles(std::size_t bytes, int groups) { return std::max(static_cast<int>(bytes / tile_bytes(groups)), 1); }
 
 Int8Table::Linear* kernel_for(const Int8Table& kernels, WeightFormat format) {
   switch (format) {
@@ -69,10 +60,10 @@ struct Int8Linear::Call {
   Int8Table::Linear* kernel;
 
   int groups() const { return groups_for(in.cols); }
-  QuantizeTask quantize(int first_token, int tokens, ActivationGroup* to) const {
+  QuantizeTask quantize(int first_token, int tokens, std::uint8_t* to) const {
     return {in.f32_row(first_token), in.row_stride, tokens, groups(), to};
   }
-  Int8LinearTask multiply(int first_token, int tokens, const ActivationGroup* from) const {
+  Int8LinearTask multiply(int first_token, int tokens, const std::uint8_t* from) const {
     return {
         .in = from,
         .tokens = tokens,
@@ -98,38 +89,49 @@ void Int8Linear::reserve(int cols) {
   buffer_ = AlignedBuffer(workspace_bytes(cols));
 }
 
-ActivationGroup* Int8Linear::shared_groups() const { return reinterpret_cast<ActivationGroup*>(buffer_.data()); }
+int Int8Linear::tiles_for(int tokens) const { return (tokens + kernels_.tile_tokens - 1) / kernels_.tile_tokens; }
 
-ActivationGroup* Int8Linear::own_groups(int member) const {
+std::size_t Int8Linear::tile_bytes(int groups) const {
+  const std::size_t bytes = kernels_.activation_bytes(kernels_.tile_tokens, groups);
+  return (bytes + 63) / 64 * 64;
+}
+
+int Int8Linear::fitting_tiles(std::size_t bytes, int groups) const {
+  return std::max(static_cast<int>(bytes / tile_bytes(groups)), 1);
+}
+
+std::uint8_t* Int8Linear::shared_activations() const { return reinterpret_cast<std::uint8_t*>(buffer_.data()); }
+
+std::uint8_t* Int8Linear::own_activations(int member) const {
   const std::size_t tile = tile_bytes(max_groups_);
-  std::byte* own = buffer_.data() + std::max(kSharedBytes, tile);
-  return reinterpret_cast<ActivationGroup*>(own + std::max(kOwnBytes, tile) * static_cast<std::size_t>(member));
+  return shared_activations() + std::max(kSharedBytes, tile) +
+         std::max(kOwnBytes, tile) * static_cast<std::size_t>(member);
 }
 
 void Int8Linear::run(TensorView in, const PackedMatrix& weight, std::span<const float> bias, bool add, TensorView out) {
   const Call call{in, weight, bias, add, out, kernel_for(kernels_, weight.format())};
   LLMSRV_CHECK(call.groups() <= max_groups_);
-  if (tiles_for(in.rows) >= kTilesPerMember * pool_.size()) return split_tokens(call);
-  const int block = fitting_tiles(kSharedBytes, call.groups()) * kTileTokens;
+  if (in.rows >= kTokensPerMember * pool_.size()) return split_tokens(call);
+  const int block = fitting_tiles(kSharedBytes, call.groups()) * kernels_.tile_tokens;
   for (int first = 0; first < in.rows; first += block) split_panels(call, first, std::min(block, in.rows - first));
 }
 
 // Each member multiplies all tokens with its share of the panels.
 void Int8Linear::split_panels(const Call& call, int first_token, int tokens) {
-  const bool alone = tokens <= kTileTokens && tokens * call.in.cols <= kOwnValues;
+  const bool alone = tokens <= kernels_.tile_tokens && tokens * call.in.cols <= kOwnValues;
   const int units = tiles_for(tokens) * call.groups();
   if (!alone) {
-    const QuantizeTask task = call.quantize(first_token, tokens, shared_groups());
+    const QuantizeTask task = call.quantize(first_token, tokens, shared_activations());
     pool_.run([&](int member) {
       const ThreadPool::Range share = pool_.share(units, member);
       kernels_.quantize(task, share.begin, share.end);
     });
   }
   pool_.run([&](int member) {
-    ActivationGroup* groups = alone ? own_groups(member) : shared_groups();
-    if (alone) kernels_.quantize(call.quantize(first_token, tokens, groups), 0, units);
+    std::uint8_t* activations = alone ? own_activations(member) : shared_activations();
+    if (alone) kernels_.quantize(call.quantize(first_token, tokens, activations), 0, units);
     const ThreadPool::Range panels = pool_.share(call.weight.panels(), member);
-    call.kernel(call.multiply(first_token, tokens, groups), panels.begin, panels.end);
+    call.kernel(call.multiply(first_token, tokens, activations), panels.begin, panels.end);
   });
 }
 
@@ -137,14 +139,14 @@ void Int8Linear::split_panels(const Call& call, int first_token, int tokens) {
 void Int8Linear::split_tokens(const Call& call) {
   const int block = fitting_tiles(kOwnBytes, call.groups());
   pool_.run([&](int member) {
-    ActivationGroup* groups = own_groups(member);
+    std::uint8_t* activations = own_activations(member);
     const ThreadPool::Range tiles = pool_.share(tiles_for(call.in.rows), member);
     for (int tile = tiles.begin; tile < tiles.end; tile += block) {
       const int end = std::min(tile + block, tiles.end);
-      const int first_token = tile * kTileTokens;
-      const int tokens = std::min(end * kTileTokens, call.in.rows) - first_token;
-      kernels_.quantize(call.quantize(first_token, tokens, groups), 0, (end - tile) * call.groups());
-      call.kernel(call.multiply(first_token, tokens, groups), 0, call.weight.panels());
+      const int first_token = tile * kernels_.tile_tokens;
+      const int tokens = std::min(end * kernels_.tile_tokens, call.in.rows) - first_token;
+      kernels_.quantize(call.quantize(first_token, tokens, activations), 0, (end - tile) * call.groups());
+      call.kernel(call.multiply(first_token, tokens, activations), 0, call.weight.panels());
     }
   });
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "cpp/base/aligned_buffer.h"
@@ -32,8 +33,11 @@ class Int8Linear {
   void split_panels(const Call& call, int first_token, int tokens);
   void split_tokens(const Call& call);
 
-  cpu::ActivationGroup* shared_groups() const;
-  cpu::ActivationGroup* own_groups(int member) const;
+  int tiles_for(int tokens) const;
+  std::size_t tile_bytes(int groups) const;
+  int fitting_tiles(std::size_t bytes, int groups) const;  // at least one
+  std::uint8_t* shared_activations() const;
+  std::uint8_t* own_activations(int member) const;
 
   ThreadPool& pool_;
   const cpu::Int8Table& kernels_;

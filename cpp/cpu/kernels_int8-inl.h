@@ -5,10 +5,10 @@
 //   kMostChains   integer accumulators that a small tile may use at a time: all that it has,
 //   kChains       else this many
 //
-// One tile is Vec::kLanes rows of a panel x up to kTokenTile tokens of an activation tile. Per group of 32 columns it
-// unpacks the weights once, into 8 vectors that stay in registers, and then for each token adds 8 dot products of four
-// bytes, turns the integer sum into a float and adds it, scaled, to the token's accumulator. Each weight is read from
-// memory once per call and from the first level cache once per tile of tokens.
+// One tile is Vec::kLanes rows of a panel x up to kTokenTile tokens, those of one tile of activations. Per group of 32
+// columns it unpacks the weights once, into 8 vectors that stay in registers, and then for each token adds 8 dot
+// products of four bytes, turns the integer sum into a float and adds it, scaled, to the token's accumulator. Each
+// weight is read from memory once per call and from the first level cache once per tile of tokens.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -129,10 +129,22 @@ __attribute__((always_inline)) inline GroupWeights unpack_group(const uint8_t* b
 // --- one tile
 // ---------------------------------------------------------------------------------------------------------
 
+// One group of columns of a tile's tokens. Dense for any height: the activations of a small step stay in the first
+// level cache, beside the stream of weights.
+template <int kTokens>
+struct ActivationGroup {
+  int8_t q[kTokens][kGroupCols];
+  float d[kTokens];           // x = d q
+  float d_sum[kTokens];       // d * (sum of q)
+  int32_t low_sum[kTokens];   // of q[0..15]
+  int32_t high_sum[kTokens];  // of q[16..31]
+};
+static_assert(sizeof(ActivationGroup<3>) == 3 * kActivationBytes);
+
 // sums[t] = isum of token first + t.
-template <typename Format, int kCount>
-__attribute__((always_inline)) inline void sum_group(const GroupWeights& weights, const ActivationGroup& x, int first,
-                                                     I (&sums)[kCount]) {
+template <typename Format, int kTokens, int kCount>
+__attribute__((always_inline)) inline void sum_group(const GroupWeights& weights, const ActivationGroup<kTokens>& x,
+                                                     int first, I (&sums)[kCount]) {
   if constexpr (Format::kHasHalves) {
     constexpr int kHalf = kGroupVectors / 2;
     I high[kCount];
@@ -156,23 +168,23 @@ __attribute__((always_inline)) inline void sum_group(const GroupWeights& weights
   }
 }
 
-// acc[t] += the group's share of token first + t, for t from kBegin on, as many tokens at a time as there are chains.
+// acc[t] += the group's share of token t, for t from kBegin on, as many tokens at a time as there are chains.
 template <typename Format, int kTokens, int kBegin = 0>
-__attribute__((always_inline)) inline void add_group(const GroupWeights& weights, const ActivationGroup& x, int first,
+__attribute__((always_inline)) inline void add_group(const GroupWeights& weights, const ActivationGroup<kTokens>& x,
                                                      F (&acc)[kTokens]) {
   constexpr int kChainsPerToken = Format::kHasHalves ? 2 : 1;
   constexpr int kStep = kTokens * kChainsPerToken <= kMostChains ? kTokens : kChains / kChainsPerToken;
   constexpr int kCount = min_of(kStep, kTokens - kBegin);
   I sums[kCount];
-  sum_group<Format>(weights, x, first + kBegin, sums);
+  sum_group<Format>(weights, x, kBegin, sums);
 #pragma GCC unroll 16
   for (int t = 0; t < kCount; ++t) {
-    const int token = first + kBegin + t;
-    F& sum = acc[kBegin + t];
+    const int token = kBegin + t;
+    F& sum = acc[token];
     sum = Vec::fma(Vec::to_float(sums[t]), Vec::mul(weights.scale, Vec::set1(x.d[token])), sum);
     if constexpr (Format::kHasMin) sum = Vec::fma(weights.min, Vec::set1(x.d_sum[token]), sum);
   }
-  if constexpr (kBegin + kCount < kTokens) add_group<Format, kTokens, kBegin + kCount>(weights, x, first, acc);
+  if constexpr (kBegin + kCount < kTokens) add_group<Format, kTokens, kBegin + kCount>(weights, x, acc);
 }
 
 // Fetches a group's part of what stands kDistance bytes after its superblock: weights are one stream over all panels of
@@ -187,9 +199,11 @@ __attribute__((always_inline)) inline void fetch_ahead(const uint8_t* block, int
   for (int line = 0; line < kLinesPerGroup; ++line) Vec::prefetch(at + line * kLineBytes);
 }
 
-// out[t * Vec::kLanes + lane] = the sum of token first + t over all groups, for the panel's rows `rows` ..
+// out[t * Vec::kLanes + lane] = the sum of token t over all groups, for the panel's rows `rows` ..
+// Not inlined: among the callers' variables the compiler would keep accumulators in memory.
 template <typename Format, int kTokens>
-void sum_tile(const uint8_t* panel, int rows, bool fetch, const ActivationGroup* x, int groups, int first, float* out) {
+__attribute__((noinline)) void sum_tile(const uint8_t* panel, int rows, bool fetch, const ActivationGroup<kTokens>* x,
+                                        int groups, float* out) {
   F acc[kTokens];
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) acc[t] = Vec::zero();
@@ -198,7 +212,7 @@ void sum_tile(const uint8_t* panel, int rows, bool fetch, const ActivationGroup*
 #pragma GCC unroll 1
     for (int group = 0; group < here; ++group, ++x) {
       if (fetch) fetch_ahead<Format>(panel, group);
-      add_group<Format>(unpack_group<Format>(panel, group, rows), *x, first, acc);
+      add_group<Format>(unpack_group<Format>(panel, group, rows), *x, acc);
     }
   }
 #pragma GCC unroll 16
@@ -227,23 +241,10 @@ void finish_rows(const Int8LinearTask& task, const float* tile, int first_token,
   }
 }
 
-// The tokens [first_token, first_token + tokens) of one activation tile over one panel. A tile that is higher computes
-// rows that nobody reads.
-template <typename Format, int kTokens>
-void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tokens) {
-  const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
-  const ActivationGroup* x = task.in + static_cast<ptrdiff_t>(first_token / kTileTokens) * task.groups;
-  const int first = first_token % kTileTokens;
-  alignas(64) float tile[kTokens * Vec::kLanes];
-  for (int rows = 0; rows < kPanelRows; rows += Vec::kLanes) {
-    // Who reads a line first fetches what follows: the first vector of the first tokens.
-    const bool fetch = first_token == 0 && rows == 0;
-    sum_tile<Format, kTokens>(weights, rows, fetch, x, task.groups, first, tile);
-    finish_rows(task, tile, first_token, tokens, panel * kPanelRows + rows);
-  }
-}
+// Tile heights are compiled for each number of tokens up to 8, and for multiples of 4 above.
+constexpr int tile_height(int tokens) { return tokens <= 8 ? tokens : (tokens + 3) / 4 * 4; }
 
-// Calls f(Height<h>{}) for the lowest tile height h >= tokens; above 8 heights are multiples of 4.
+// Calls call(Height<tile_height(tokens)>{}).
 template <int kHeight>
 struct Height {
   static constexpr int value = kHeight;
@@ -257,14 +258,41 @@ void with_height(int tokens, const Call& call) {
   call(Height<kHeight>{});
 }
 
+// Where the activations of a tile stand.
+ptrdiff_t tile_offset(int first_token, int groups) {
+  return static_cast<ptrdiff_t>(first_token) * groups * static_cast<ptrdiff_t>(kActivationBytes);
+}
+
+// The tokens of one activation tile over one panel. A tile that is higher than its tokens computes rows that nobody
+// reads. `is_first`: of the tiles that pass over the panel.
+template <typename Format, int kTokens>
+void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tokens, bool is_first) {
+  const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
+  const uint8_t* x = task.in + tile_offset(first_token, task.groups);
+  alignas(64) float tile[kTokens * Vec::kLanes];
+  for (int rows = 0; rows < kPanelRows; rows += Vec::kLanes) {
+    // Who reads a line first fetches what follows: the first vector of the first tokens.
+    const bool fetch = is_first && rows == 0;
+    sum_tile<Format>(weights, rows, fetch, reinterpret_cast<const ActivationGroup<kTokens>*>(x), task.groups, tile);
+    finish_rows(task, tile, first_token, tokens, panel * kPanelRows + rows);
+  }
+}
+
+// Tokens go in blocks, so that the outputs of one panel, a line in each row, stay in the first level cache's and the
+// TLB's reach; panels come from the second level cache again for the next block.
 template <typename Format>
 void linear(const Int8LinearTask& task, int first, int end) {
-  static_assert(kTileTokens % kTokenTile == 0);
-  for (int panel = first; panel < end; ++panel) {
-    for (int token = 0; token < task.tokens; token += kTokenTile) {
-      const int tokens = min_of(kTokenTile, task.tokens - token);
-      with_height<kTokenTile>(
-          tokens, [&](auto height) { linear_tile<Format, decltype(height)::value>(task, panel, token, tokens); });
+  constexpr int kBlock = 128;
+  static_assert(kBlock % kTokenTile == 0);
+  for (int block = 0; block < task.tokens; block += kBlock) {
+    const int block_end = min_of(block + kBlock, task.tokens);
+    for (int panel = first; panel < end; ++panel) {
+      for (int token = block; token < block_end; token += kTokenTile) {
+        const int tokens = min_of(kTokenTile, block_end - token);
+        with_height<kTokenTile>(tokens, [&](auto height) {
+          linear_tile<Format, decltype(height)::value>(task, panel, token, tokens, token == block);
+        });
+      }
     }
   }
 }
@@ -275,41 +303,63 @@ void linear(const Int8LinearTask& task, int first, int end) {
 constexpr float kNearlyZero = 0x1p-100f;  // so that 127 / max|x| is finite
 constexpr uint32_t kInfinityBits = 0x7f800000;
 
-void quantize_group(const float* x, ActivationGroup& group, int token) {
+struct QuantizedGroup {
+  float d;
+  int32_t low_sum;
+  int32_t high_sum;
+};
+
+QuantizedGroup quantize_group(const float* x, int8_t* q) {
   const uint32_t bits = Vec::largest_magnitude(x);
   float largest;
   memcpy(&largest, &bits, sizeof(largest));
-  if (bits < kInfinityBits && largest >= kNearlyZero) {
-    const float factor = 127.0f / largest;
-    const int32_t low = Vec::round_to_bytes(x, factor, group.q[token]);
-    const int32_t high = Vec::round_to_bytes(x + kGroupCols / 2, factor, group.q[token] + kGroupCols / 2);
-    const float d = largest / 127.0f;
-    group.d[token] = d;
-    group.d_sum[token] = d * static_cast<float>(low + high);
-    group.low_sum[token] = low;
-    group.high_sum[token] = high;
-    return;
+  if (bits >= kInfinityBits || largest < kNearlyZero) {
+    memset(q, 0, kGroupCols);
+    return {bits >= kInfinityBits ? __builtin_nanf("") : 0.0f, 0, 0};
   }
-  const float d = bits < kInfinityBits ? 0.0f : __builtin_nanf("");
-  memset(group.q[token], 0, kGroupCols);
-  group.d[token] = d;
-  group.d_sum[token] = d;
-  group.low_sum[token] = 0;
-  group.high_sum[token] = 0;
+  const float factor = 127.0f / largest;
+  const int32_t low = Vec::round_to_bytes(x, factor, q);
+  const int32_t high = Vec::round_to_bytes(x + kGroupCols / 2, factor, q + kGroupCols / 2);
+  return {largest / 127.0f, low, high};
+}
+
+// An ActivationGroup of `height` tokens, of which the first `tokens` exist.
+void quantize_record(const float* x, ptrdiff_t x_stride, int tokens, int height, uint8_t* record) {
+  auto* q = reinterpret_cast<int8_t*>(record);
+  auto* floats = reinterpret_cast<float*>(record + height * kGroupCols);
+  auto* sums = reinterpret_cast<int32_t*>(floats + 2 * height);
+  for (int t = 0; t < tokens; ++t) {
+    const QuantizedGroup group = quantize_group(x + t * x_stride, q + t * kGroupCols);
+    floats[t] = group.d;
+    floats[height + t] = group.d * static_cast<float>(group.low_sum + group.high_sum);
+    sums[t] = group.low_sum;
+    sums[height + t] = group.high_sum;
+  }
 }
 
 void quantize(const QuantizeTask& task, int first, int end) {
   for (int i = first; i < end; ++i) {
-    const int first_token = i / task.groups * kTileTokens;
-    const int tokens = min_of(kTileTokens, task.tokens - first_token);
-    const float* x = task.in + first_token * task.in_stride + i % task.groups * kGroupCols;
-    for (int t = 0; t < tokens; ++t) quantize_group(x + t * task.in_stride, task.out[i], t);
+    const int first_token = i / task.groups * kTokenTile;
+    const int group = i % task.groups;
+    const int tokens = min_of(kTokenTile, task.tokens - first_token);
+    const int height = tile_height(tokens);
+    uint8_t* record =
+        task.out + tile_offset(first_token, task.groups) + static_cast<ptrdiff_t>(kActivationBytes) * height * group;
+    quantize_record(task.in + first_token * task.in_stride + group * kGroupCols, task.in_stride, tokens, height,
+                    record);
   }
+}
+
+size_t activation_bytes(int tokens, int groups) {
+  const int last = tokens % kTokenTile;
+  return static_cast<size_t>(tile_offset(tokens - last + tile_height(last), groups));
 }
 
 }  // namespace
 
 const Int8Table table = {
+    .tile_tokens = kTokenTile,
+    .activation_bytes = activation_bytes,
     .quantize = quantize,
     .linear_u4 = linear<U4>,
     .linear_u4_zero = linear<U4Zero>,
