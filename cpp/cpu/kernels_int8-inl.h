@@ -168,13 +168,14 @@ __attribute__((always_inline)) inline void sum_group(const GroupWeights& weights
   }
 }
 
-// acc[t] += the group's share of token t, for t from kBegin on, as many tokens at a time as there are chains.
+// acc[t] += the group's share of token t, for t from kBegin on, at most as many tokens at a time as there are chains.
 template <typename Format, int kTokens, int kBegin = 0>
 __attribute__((always_inline)) inline void add_group(const GroupWeights& weights, const ActivationGroup<kTokens>& x,
                                                      F (&acc)[kTokens]) {
   constexpr int kChainsPerToken = Format::kHasHalves ? 2 : 1;
-  constexpr int kStep = kTokens * kChainsPerToken <= kMostChains ? kTokens : kChains / kChainsPerToken;
-  constexpr int kCount = min_of(kStep, kTokens - kBegin);
+  constexpr int kMost = (kTokens * kChainsPerToken <= kMostChains ? kMostChains : kChains) / kChainsPerToken;
+  constexpr int kSteps = (kTokens - kBegin + kMost - 1) / kMost;
+  constexpr int kCount = (kTokens - kBegin + kSteps - 1) / kSteps;
   I sums[kCount];
   sum_group<Format>(weights, x, kBegin, sums);
 #pragma GCC unroll 16

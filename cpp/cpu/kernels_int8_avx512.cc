@@ -6,7 +6,7 @@ namespace {
 using Vec = Int8Vec16;
 constexpr int kTokenTile = 16;
 constexpr int kMostChains = 8;  // integer accumulators at a time
-constexpr int kChains = 4;      // the same beside more than 8 tokens' float accumulators
+constexpr int kChains = 6;      // the same beside more than 8 tokens' float accumulators
 }  // namespace
 }  // namespace llmsrv::cpu::LLMSRV_ISA
 
