@@ -5,6 +5,7 @@
 
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/check.h"
+#include "cpp/cpu/int8_linear.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/kernels.h"
 
@@ -21,7 +22,8 @@ constexpr std::int64_t kAloneValues = 8192;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(ThreadPool& pool, CpuIsa isa) : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels) {}
+  CpuBackend(ThreadPool& pool, CpuIsa isa)
+      : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels), int8_linear_(pool, *isa_.int8_kernels) {}
 
   std::string description() const override {
     const int threads = pool_.size();
@@ -29,12 +31,14 @@ class CpuBackend final : public Backend {
   }
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
-    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size());
+    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) +
+           int8_linear_.workspace_bytes(limits.hidden_cols);
   }
 
   void reserve(const StepLimits& limits) override {
     limits_ = limits;
-    scratch_ = AlignedBuffer(workspace_bytes(limits));
+    scratch_ = AlignedBuffer(scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()));
+    int8_linear_.reserve(limits.hidden_cols);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -60,7 +64,7 @@ class CpuBackend final : public Backend {
 
   void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
                  TensorView out) override {
-    LLMSRV_CHECK(!is_quantized(weight.format()));
+    if (is_quantized(weight.format())) return int8_linear_.run(in, weight, bias, mode == Accumulate::kAdd, out);
     LLMSRV_CHECK(kernels_.linear_scratch_bytes(in.cols) <= scratch_bytes(limits_));
     const LinearTask task{
         .in = in.f32_row(0),
@@ -206,6 +210,7 @@ class CpuBackend final : public Backend {
   const KernelTable& kernels_;
   StepLimits limits_;
   AlignedBuffer scratch_;
+  Int8Linear int8_linear_;
 };
 
 }  // namespace

@@ -44,14 +44,18 @@ const cpu::KernelTable& amx_table() {
 std::vector<CpuIsa> runnable_isas() {
   std::vector<CpuIsa> isas;
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (has_avx2 && has_avx512 && may_use_amx()) isas.push_back({"amx", &amx_table()});
-  if (has_avx2 && has_avx512) isas.push_back({"avx512", &cpu::avx512::table});
-  if (has_avx2) isas.push_back({"avx2", &cpu::avx2::table});
+  // The first AVX-512 processors have no byte dot products: packed integers run on AVX2 there.
+  const bool has_byte_dots = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni");
+  const cpu::Int8Table* int8 = has_avx512 && has_byte_dots ? &cpu::int8_avx512::table : &cpu::int8_avx2::table;
+  if (has_avx2 && has_avx512 && may_use_amx()) isas.push_back({"amx", &amx_table(), int8});
+  if (has_avx2 && has_avx512) isas.push_back({"avx512", &cpu::avx512::table, int8});
+  if (has_avx2) isas.push_back({"avx2", &cpu::avx2::table, &cpu::int8_avx2::table});
 #endif
-  isas.push_back({"scalar", &cpu::scalar::table});
+  isas.push_back({"scalar", &cpu::scalar::table, &cpu::int8_scalar::table});
   return isas;
 }
 

@@ -3,15 +3,17 @@
 
 #include <string>
 
+#include "cpp/cpu/int8_kernels.h"
 #include "cpp/cpu/kernels.h"
 
 namespace llmsrv {
 
-// The table named `isa`, or the best one when `isa` is empty, with its name. A choice that is unknown or that this
+// The tables named `isa`, or the best ones when `isa` is empty, with their name. A choice that is unknown or that this
 // machine cannot run throws std::invalid_argument that names it and what is available.
 struct CpuIsa {
   std::string name;
   const cpu::KernelTable* kernels;
+  const cpu::Int8Table* int8_kernels;
 };
 CpuIsa choose_cpu_isa(const std::string& isa);
 

@@ -41,7 +41,10 @@ struct Vec16 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(_mm512_maskz_loadu_epi32(first_lanes(n), from), low, high);
   }
-  static void prefetch(const uint8_t* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
+  // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
+  __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
 
  private:
   static __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }

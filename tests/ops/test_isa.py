@@ -18,8 +18,13 @@ ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma"],
     "amx": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mamx-tile", "-mamx-bf16"],
     "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"],
-}
-BUILT = list(ISA_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["scalar"]
+    "int8_scalar": [],
+    "int8_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "int8_avx512": [
+        "-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mgfni"
+    ],
+}  # fmt: skip
+BUILT = list(ISA_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["scalar", "int8_scalar"]
 
 
 def test_the_scalar_table_is_always_there_and_last():

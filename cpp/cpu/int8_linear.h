@@ -1,0 +1,48 @@
+// Linear layers on packed integer weights: quantizes the activations, and shares the work among the members of a pool.
+// Owns the memory for the quantized activations. No split changes a bit of a result.
+// Thread rule: as Backend's, one caller at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cpp/base/aligned_buffer.h"
+#include "cpp/base/thread_pool.h"
+#include "cpp/cpu/int8_kernels.h"
+#include "cpp/quant/packed_matrix.h"
+#include "cpp/tensor/tensor_view.h"
+
+namespace llmsrv {
+
+class Int8Linear {
+ public:
+  // Both must outlive it.
+  Int8Linear(ThreadPool& pool, const cpu::Int8Table& kernels) : pool_(pool), kernels_(kernels) {}
+
+  // Memory for inputs of up to `cols` columns; the number of rows does not matter.
+  std::size_t workspace_bytes(int cols) const;
+  void reserve(int cols);
+
+  // out (+)= in weight^T + bias, as Backend::linear. REQUIRES: is_quantized(weight.format()); in.rows > 0;
+  // reserve() was called with in.cols or more
+  void run(TensorView in, const PackedMatrix& weight, std::span<const float> bias, bool add, TensorView out);
+
+ private:
+  struct Call;
+  void split_panels(const Call& call, int first_token, int tokens);
+  void split_tokens(const Call& call);
+
+  int tiles_for(int tokens) const;
+  std::size_t tile_bytes(int groups) const;
+  int fitting_tiles(std::size_t bytes, int groups) const;  // at least one
+  std::uint8_t* shared_activations() const;
+  std::uint8_t* own_activations(int member) const;
+
+  ThreadPool& pool_;
+  const cpu::Int8Table& kernels_;
+  int max_groups_ = 0;
+  AlignedBuffer buffer_;
+};
+
+}  // namespace llmsrv

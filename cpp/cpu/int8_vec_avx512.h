@@ -1,0 +1,81 @@
+// Sixteen rows of packed integers with AVX-512 VNNI and GFNI.
+#pragma once
+
+#include "cpp/cpu/vec_avx512.h"
+
+namespace llmsrv::cpu::LLMSRV_ISA {
+namespace {
+
+// An integer vector (I) holds four bytes, or one int32, of each of kLanes rows.
+struct Int8Vec16 : Vec16 {
+  using I = __m512i;
+
+  static I broadcast(int32_t x) { return _mm512_set1_epi32(x); }
+  static I load_line(const uint8_t* from) { return _mm512_loadu_si512(from); }
+  static I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+  static I high_nibbles(I x) { return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64(0x1020408000000000), 0); }
+  // Adds 16 to the bytes whose bit is set. `mask`: one bit per byte.
+  static I add_fifth_bit(I x, const uint8_t* mask) {
+    return _mm512_mask_add_epi8(x, _load_mask64(reinterpret_cast<__mmask64*>(const_cast<uint8_t*>(mask))), x,
+                                _mm512_set1_epi8(16));
+  }
+  // Bits 2 kPair and 2 kPair + 1 of each byte of `plane` become bits 4 and 5 of x.
+  template <int kPair>
+  static I add_high_pair(I x, I plane) {
+    // A row of the matrix tells which bit of the source a bit of the result is; the first row stands in the top byte.
+    constexpr long long kMatrix = (1LL << (24 + 2 * kPair)) | (1LL << (16 + 2 * kPair + 1));
+    return _mm512_or_si512(x, _mm512_gf2p8affine_epi64_epi8(plane, _mm512_set1_epi64(kMatrix), 0));
+  }
+
+  // sums[t] += sum over v and b of w[v] byte b * x[32 t + 4 v + b], exactly; kLargest bounds the unsigned weights.
+  // Vectors are the outer loop: the chains of several tokens hide each other's latency.
+  template <int kLargest, int kVectors, int kTokens>
+  __attribute__((always_inline)) static void add_dots(const I* w, const int8_t* x, I (&sums)[kTokens]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kTokens; ++t) add_dot(sums[t], w[v], x + t * 32 + v * 4);
+    }
+  }
+
+  static I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+  static F mul(F a, F b) { return Vec16::mul(a, b); }
+  static F add(F a, F b) { return Vec16::add(a, b); }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+
+  // One value per row.
+  static F load_f16(const uint8_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static I load_u8(const uint8_t* from) { return _mm512_cvtepu8_epi32(load_bytes(from)); }
+  static I load_i8(const uint8_t* from) { return _mm512_cvtepi8_epi32(load_bytes(from)); }
+
+  // The bits of the largest |x[i]|, i < 32. As integers, infinities follow the numbers and NaNs the infinities.
+  static uint32_t largest_magnitude(const float* x) {
+    const I mask = _mm512_set1_epi32(0x7fffffff);
+    const I low = _mm512_and_si512(_mm512_loadu_si512(x), mask);
+    const I high = _mm512_and_si512(_mm512_loadu_si512(x + 16), mask);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+  }
+  // q[i] = x[i] * factor rounded to nearest even, for 16 values; returns the sum of q. REQUIRES: |x[i] * factor| < 128
+  static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
+    const I rounded = _mm512_cvtps_epi32(mul(load(x), set1(factor)));
+    const __m128i bytes = _mm512_cvtepi32_epi8(rounded);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), bytes);
+    // Sums of eight unsigned bytes, which are 128 too large each.
+    const __m128i halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  }
+
+ private:
+  using Word __attribute__((may_alias)) = int32_t;
+  // By hand, since GCC loads the broadcast into a register first, which costs 4 %.
+  static void add_dot(I& sum, I w, const int8_t* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const Word*>(x)));
+  }
+  static __m128i load_bytes(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
+};
+
+}  // namespace
+}  // namespace llmsrv::cpu::LLMSRV_ISA
