@@ -3,7 +3,7 @@
 Definitions: the time is a quantile of the calls, the median by default (a low one shows more on a machine that others
 use). Weights (and caches) are cycled through so that no call finds its own in a cache. GB/s counts the weights (or the
 keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger of the two shares of this machine's
-peaks.
+peaks: of read bandwidth, and of float multiply-adds, or of int8 dot products where weights are packed integers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from llmsrv import _testing
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
 
+BLOCK_FORMATS = {  # columns of a block, and where its float16 scales stand
+    "q4_0": (32, [0]), "q4_1": (32, [0, 2]), "q5_0": (32, [0]), "q5_1": (32, [0, 2]), "q8_0": (32, [0]),
+    "q4_k": (256, [0, 2]), "q5_k": (256, [0, 2]), "q6_k": (256, [208]),
+}  # fmt: skip
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "lm_head": (49152, 576)}
 TOKENS = [1, 8, 32, 128, 512]
 COLD_BYTES = 160 << 20  # more than the caches that one process can count on
@@ -28,6 +32,8 @@ SECONDS = 0.15  # per result
 class Bench:
     def __init__(self, args):
         self.threads, self.dtype, self.quantile = args.threads, args.dtype, args.quantile
+        self.is_packed = self.dtype in BLOCK_FORMATS
+        self.cache_dtype = "bf16" if self.is_packed else self.dtype
         self.backend = _testing.CpuBackend(args.threads, args.isa)
         self.report = Report(
             "kernels",
@@ -46,8 +52,16 @@ class Bench:
         peaks = dict(_testing.compute_peaks(self.threads, 5))
         isa = self.backend.description.split("(")[1].split(",")[0].replace("amx", "avx512")
         self.flops_per_s = peaks["f32 (portable)" if isa == "scalar" else f"f32 fma ({isa})"]
-        text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s"
-        self.report.add(text, name="peaks", gb_per_s=self.bytes_per_s / 1e9, gflop_per_s=self.flops_per_s / 1e9)
+        self.linear_flops_per_s = peaks.get(f"int8 dot ({isa})") if self.is_packed else self.flops_per_s
+        linear = (self.linear_flops_per_s or 0) / 1e9
+        text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s, linear {linear:.0f}"
+        self.report.add(
+            text,
+            name="peaks",
+            gb_per_s=self.bytes_per_s / 1e9,
+            gflop_per_s=self.flops_per_s / 1e9,
+            linear_gflop_per_s=linear,
+        )
 
     def normal(self, rows, cols):
         return self.rng.standard_normal((rows, cols), dtype=np.float32)
@@ -57,34 +71,50 @@ class Bench:
         warm = min(run(3))
         return float(np.quantile(run(max(9, min(20_000, int(SECONDS / warm)))), self.quantile))
 
-    def add(self, name, seconds, nbytes, flops, **shape):
+    def add(self, name, seconds, nbytes, flops, peak=None, **shape):
         gb, gf = nbytes / seconds / 1e9, flops / seconds / 1e9
-        share = max(nbytes / seconds / self.bytes_per_s, flops / seconds / self.flops_per_s)
+        share = max(nbytes / seconds / self.bytes_per_s, flops / seconds / (peak or self.flops_per_s))
         label = " ".join(f"{key}={value}" for key, value in shape.items())
         text = f"{name:<16} {label:<34} {seconds * 1e6:10.1f} us {gb:7.1f} GB/s {gf:8.1f} GFLOP/s {share:5.0%}"
         self.report.add(text, name=name, **shape, us=seconds * 1e6, gb_per_s=gb, gflop_per_s=gf, share=share)
+
+    def blocks(self, count):
+        """Random blocks of the packed format, with scales of ordinary size."""
+        scales = BLOCK_FORMATS[self.dtype][1]
+        blocks = self.rng.integers(0, 256, (count, _testing.source_block(self.dtype)[1]), np.uint8)
+        for at in scales:
+            values = self.rng.uniform(0.01, 0.02, count).astype(np.float16)
+            blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
+        return blocks.tobytes()
 
     def matrices(self, rows, cols):
         """Enough copies of a random matrix that they do not fit into the caches.
 
         As a model does, all are made before any is filled: neighbours can then share huge pages.
         """
-        values = self.normal(rows, cols).tobytes()
+        if self.is_packed:
+            source, values = self.dtype, self.blocks(rows * cols // BLOCK_FORMATS[self.dtype][0])
+        else:
+            source, values = "f32", self.normal(rows, cols).tobytes()
         matrices = [_testing.PackedMatrix(self.dtype, rows, cols)]
         matrices += [_testing.PackedMatrix(self.dtype, rows, cols) for _ in range(COLD_BYTES // matrices[0].nbytes)]
         for matrix in matrices:
-            matrix.set_rows(0, rows, "f32", values, self.threads)
+            matrix.set_rows(0, rows, source, values, self.threads)
         return matrices
 
     def linear(self, name):
         n, k = SHAPES[name]
+        if self.is_packed and k % BLOCK_FORMATS[self.dtype][0] != 0:
+            print(f"linear {name}: {k} columns are no whole blocks of {self.dtype}")
+            return
         matrices = self.matrices(n, k)
         for m in TOKENS:
             x, out = self.normal(m, k), np.zeros((m, n), np.float32)
             seconds = self.timed(
                 lambda calls, x=x, out=out: _testing.time_linear(self.backend, x, matrices, out, calls)
             )
-            self.add(f"linear {name}", seconds, matrices[0].nbytes, 2.0 * m * n * k, M=m, N=n, K=k)
+            operations = 2.0 * m * n * k
+            self.add(f"linear {name}", seconds, matrices[0].nbytes, operations, self.linear_flops_per_s, M=m, N=n, K=k)
 
     def attention(self, name, sequences, rows, context):
         shape = _testing.HeadShape(9, 3, 64)
@@ -92,7 +122,7 @@ class Bench:
         self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, hidden_cols=960, shape=shape)
         caches = []
         while sum(c.nbytes for c in caches) < COLD_BYTES:
-            caches.append(_testing.KvCache(self.backend, shape, 16, self.dtype, sequences * context // 16))
+            caches.append(_testing.KvCache(self.backend, shape, 16, self.cache_dtype, sequences * context // 16))
         qkv, out = self.normal(tokens, 960), np.zeros((tokens, 576), np.float32)
         seconds = self.timed(
             lambda calls: _testing.time_attention(self.backend, qkv, caches, sequences, context, 0.125, out, calls)
@@ -118,7 +148,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=_testing.physical_core_count())
     parser.add_argument("--isa", default=_testing.cpu_isa_from_environment(), help="default: LLMSRV_ISA, or the best")
-    parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16", help="of weights and cache")
+    parser.add_argument(
+        "--dtype",
+        choices=["bf16", "f32", *BLOCK_FORMATS],
+        default="bf16",
+        help="of weights and cache; with packed weights the cache is bf16",
+    )
     parser.add_argument("--only", choices=[*SHAPES, "attention", "rows"], help="one group of kernels")
     parser.add_argument("--quantile", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=1)

@@ -15,11 +15,9 @@ namespace {
 // Quantized activations that stay in a core's second level cache while all panels pass by.
 constexpr std::size_t kSharedBytes = 512 * 1024;
 constexpr std::size_t kOwnBytes = 256 * 1024;
-// Up to this many values each member quantizes all of them for itself: that is over sooner than waiting for each other,
-// and fetching the result from another core's cache.
-constexpr int kOwnValues = 8192;
-// From this many tokens per member on, members share tokens instead of weights.
-constexpr int kTokensPerMember = 32;
+// Up to this many values of one tile each member quantizes all of them for itself: that is over sooner than waiting for
+// each other, and fetching the result from another core's cache.
+constexpr int kOwnValues = 32 * 1024;
 
 int groups_for(int cols) { return (cols + packed::kGroupCols - 1) / packed::kGroupCols; }
 
@@ -111,9 +109,20 @@ std::uint8_t* Int8Linear::own_activations(int member) const {
 void Int8Linear::run(TensorView in, const PackedMatrix& weight, std::span<const float> bias, bool add, TensorView out) {
   const Call call{in, weight, bias, add, out, kernel_for(kernels_, weight.format())};
   LLMSRV_CHECK(call.groups() <= max_groups_);
-  if (in.rows >= kTokensPerMember * pool_.size()) return split_tokens(call);
+  if (may_split_tokens(in.rows)) return split_tokens(call);
   const int block = fitting_tiles(kSharedBytes, call.groups()) * kernels_.tile_tokens;
   for (int first = 0; first < in.rows; first += block) split_panels(call, first, std::min(block, in.rows - first));
+}
+
+// Whether members should share tokens instead of weights: no waiting in between, and each core keeps its activations,
+// but every member reads all weights, and whole tiles have to come out nearly even.
+bool Int8Linear::may_split_tokens(int tokens) const {
+  constexpr int kTokensPerMember = 16;
+  const int members = pool_.size();
+  if (tokens < kTokensPerMember * members * std::max(1, members / 4)) return false;
+  const int tiles = tiles_for(tokens);
+  const int most = (tiles + members - 1) / members;
+  return 8 * most * members <= 9 * tiles;
 }
 
 // Each member multiplies all tokens with its share of the panels.

@@ -30,6 +30,7 @@ class Int8Linear {
 
  private:
   struct Call;
+  bool may_split_tokens(int tokens) const;
   void split_panels(const Call& call, int first_token, int tokens);
   void split_tokens(const Call& call);
 

@@ -33,8 +33,7 @@ constexpr T min_of(T a, T b) {
   return a < b ? a : b;
 }
 
-// --- formats
-// ----------------------------------------------------------------------------------------------------------
+// --- formats --------------------------------------------------------------------------------------------------------
 
 // value = scale * (q - kZeroPoint), or scale * q + min where the layout has minimums.
 template <packed::Superblock kLayout, int kQuantBits, int kZeroPoint>
@@ -126,8 +125,7 @@ __attribute__((always_inline)) inline GroupWeights unpack_group(const uint8_t* b
   return weights;
 }
 
-// --- one tile
-// ---------------------------------------------------------------------------------------------------------
+// --- one tile -------------------------------------------------------------------------------------------------------
 
 // One group of columns of a tile's tokens. Dense for any height: the activations of a small step stay in the first
 // level cache, beside the stream of weights.
@@ -220,8 +218,7 @@ __attribute__((noinline)) void sum_tile(const uint8_t* panel, int rows, bool fet
   for (int t = 0; t < kTokens; ++t) Vec::store(out + t * Vec::kLanes, acc[t]);
 }
 
-// --- linear
-// -----------------------------------------------------------------------------------------------------------
+// --- linear ---------------------------------------------------------------------------------------------------------
 
 // Adds the bias, and what `out` holds already; writes only the columns that exist.
 void finish_rows(const Int8LinearTask& task, const float* tile, int first_token, int tokens, int first_row) {
@@ -298,8 +295,7 @@ void linear(const Int8LinearTask& task, int first, int end) {
   }
 }
 
-// --- activations
-// ------------------------------------------------------------------------------------------------------
+// --- activations ----------------------------------------------------------------------------------------------------
 
 constexpr float kNearlyZero = 0x1p-100f;  // so that 127 / max|x| is finite
 constexpr uint32_t kInfinityBits = 0x7f800000;
