@@ -18,7 +18,9 @@ namespace llmsrv {
 namespace {
 
 // Operations of one step follow each other within a few microseconds: spinning that long saves two system calls per
-// operation. An idle process stops spinning after this and uses no CPU.
+// operation. An idle process stops spinning after kSpin and uses no CPU. After kOwnSpin a thread that still waits
+// offers its processor in between: the one that it waits for may stand behind it in the queue.
+constexpr std::chrono::microseconds kOwnSpin{5};
 constexpr std::chrono::microseconds kSpin{50};
 
 void cpu_relax() {
@@ -31,13 +33,14 @@ void cpu_relax() {
 
 // Returns once `value` differs from `old`: spins first, then sleeps in the kernel.
 void wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
-  const auto give_up = std::chrono::steady_clock::now() + kSpin;
-  do {
+  const auto start = std::chrono::steady_clock::now();
+  for (auto waited = start - start; waited < kSpin; waited = std::chrono::steady_clock::now() - start) {
     for (int i = 0; i < 32; ++i) {
       if (value.load(std::memory_order_acquire) != old) return;
       cpu_relax();
     }
-  } while (std::chrono::steady_clock::now() < give_up);
+    if (waited > kOwnSpin) sched_yield();
+  }
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
