@@ -20,7 +20,7 @@ namespace {
 // Operations of one step follow each other within a few microseconds: spinning that long saves two system calls per
 // operation. An idle process stops spinning after kSpin and uses no CPU. After kOwnSpin a thread that still waits
 // offers its processor in between: the one that it waits for may stand behind it in the queue.
-constexpr std::chrono::microseconds kOwnSpin{5};
+constexpr std::chrono::microseconds kOwnSpin{2};
 constexpr std::chrono::microseconds kSpin{50};
 
 void cpu_relax() {
