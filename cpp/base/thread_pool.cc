@@ -84,6 +84,8 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique
     state_->stop();
     throw;
   }
+  // What the system does for a new thread, allocations included, is over before the first operation.
+  run([](int) {});
 }
 
 ThreadPool::~ThreadPool() { state_->stop(); }

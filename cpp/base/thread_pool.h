@@ -21,7 +21,8 @@ class TeamFunction {
 
 class ThreadPool {
  public:
-  // Starts `threads - 1` workers. Throws std::system_error when the system has no more. REQUIRES: threads >= 1
+  // Starts `threads - 1` workers and waits for them. Throws std::system_error when the system has no more. REQUIRES:
+  // threads >= 1
   explicit ThreadPool(int threads);
   ~ThreadPool();
 

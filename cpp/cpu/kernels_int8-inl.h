@@ -332,6 +332,8 @@ void quantize_record(const float* x, ptrdiff_t x_stride, int tokens, int height,
     sums[t] = group.low_sum;
     sums[height + t] = group.high_sum;
   }
+  // Rows that nobody reads are computed all the same, and what an earlier step left here could overflow.
+  for (int t = tokens; t < height; ++t) sums[t] = sums[height + t] = 0;
 }
 
 void quantize(const QuantizeTask& task, int first, int end) {
