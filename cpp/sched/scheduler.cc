@@ -14,21 +14,26 @@ constexpr int kWatermarkDivisor = 100;
 // Outputs of ordinary length grow once, at admission: those who wait, which may be very many, hold no such memory.
 constexpr int kReservedOutputMax = 1024;
 
+// Before anything is sized by them: a record that is replayed may hold any numbers.
+const SchedulerLimits& checked(const SchedulerLimits& limits) {
+  LLMSRV_CHECK(limits.block_size > 0 && limits.blocks > 0 && limits.swap_blocks >= 0);
+  LLMSRV_CHECK(limits.prefix_hash_bits >= 1 && limits.prefix_hash_bits <= 128);
+  LLMSRV_CHECK(limits.max_sequences > 0 && limits.max_step_tokens >= limits.max_sequences);
+  return limits;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerLimits& limits)
     : Scheduler(limits, make_policy(limits.policy, limits.tenant_weights, limits.max_step_tokens)) {}
 
 Scheduler::Scheduler(const SchedulerLimits& limits, std::unique_ptr<Policy> policy)
-    : limits_(limits),
+    : limits_(checked(limits)),
       watermark_blocks_(std::max(1, limits.blocks / kWatermarkDivisor)),
       index_(limits.blocks, limits.block_size, limits.prefix_hash_bits, limits.prefix_hash_key),
       pool_(limits.blocks, &index_, limits.eviction),
       policy_(std::move(policy)),
       block_tokens_(static_cast<std::size_t>(limits.block_size)) {
-  LLMSRV_CHECK(limits_.block_size > 0);
-  LLMSRV_CHECK(limits_.max_sequences > 0);
-  LLMSRV_CHECK(limits_.max_step_tokens >= limits_.max_sequences);
   if (limits_.swap_blocks > 0) swap_pool_.emplace(limits_.swap_blocks);
   const auto sequences = static_cast<std::size_t>(limits_.max_sequences);
   running_.reserve(sequences);
