@@ -470,7 +470,6 @@ void Engine::end_choice(LiveRequest& live, Output output) {
   output.final = true;
   output.usage = live.usage;
   output.timing = live.timing(monotonic_s());
-  if (output.error && output.error->code() == StatusCode::kDeadlineExceeded) count_deadline_drop();
   count_outcome(output.error ? status_code_name(output.error->code()) : finish_reason_name(output.finish->reason));
   outputs_.push_back(std::move(output));
   if (!live.admitted_s) inbox_.leave_queue(live.usage.prompt_tokens);
@@ -566,11 +565,6 @@ void Engine::update_stats(const StepPlan& plan) {
   }
 }
 
-void Engine::count_deadline_drop() {
-  const std::lock_guard lock(stats_mutex_);
-  ++stats_.deadline_drops;
-}
-
 void Engine::count_outcome(const std::string& outcome) {
   const std::lock_guard lock(stats_mutex_);
   ++stats_.requests[outcome];
@@ -580,6 +574,8 @@ EngineStats Engine::stats() const {
   const std::lock_guard lock(stats_mutex_);
   EngineStats sample = stats_;
   if (busy_) sample.seconds_since_progress = monotonic_s() - last_progress_s_;
+  const auto drops = sample.requests.find(status_code_name(StatusCode::kDeadlineExceeded));
+  if (drops != sample.requests.end()) sample.deadline_drops = drops->second;
   if (oldest_waiting_since_s_) sample.oldest_wait_s = monotonic_s() - *oldest_waiting_since_s_;
   return sample;
 }

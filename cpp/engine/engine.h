@@ -112,7 +112,6 @@ class Engine {
   void send();
   void update_stats(const StepPlan& plan);
   void sample_scheduler(int planned_tokens);
-  void count_deadline_drop();
   void count_outcome(const std::string& outcome);
 
   // Constant after construction:

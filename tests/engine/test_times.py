@@ -127,16 +127,22 @@ def test_a_deadline_passes_while_a_request_runs_lies_in_the_swap_pool_or_waits(w
         assert run(alone, [again])[0].token_ids == result.token_ids
 
 
+def slow_blocker(run_, step_s):
+    """A request that takes the only place, after one step of that length with the 64 tokens of its prompt."""
+    run_.gate.close()
+    blocker = run_.submit("blocker", prompt(6, 64), max_tokens=30)
+    assert run_.gate.wait_until_reached(PATIENCE_S)
+    time.sleep(step_s)
+    run_.steps(1)
+    return blocker
+
+
 def test_a_prompt_that_cannot_be_read_in_time_is_dropped_unless_it_is_cached(gated):
     run_ = gated(max_num_seqs=1)
     known = prompt(5, 90)
     run_.finish(run_.submit("fills the cache", known, max_tokens=1))
     # One long step of many tokens: from here on every token is taken to be slow.
-    run_.gate.close()
-    blocker = run_.submit("blocker", prompt(6, 64), max_tokens=30)
-    assert run_.gate.wait_until_reached(PATIENCE_S)
-    time.sleep(3.0)
-    run_.steps(1)
+    blocker = slow_blocker(run_, 3.0)
     cost = run_.engine.stats().step_seconds_per_token
     assert cost * 64 > 0.5
     deadline = 0.25 * 90 * cost  # only half of the estimate is counted on
@@ -166,11 +172,7 @@ def test_what_was_in_the_cache_when_it_came_is_looked_for_again(gated):
     run_ = gated(max_num_seqs=1)
     known = prompt(5, 90)
     run_.finish(run_.submit("fills the cache", known, max_tokens=1))
-    run_.gate.close()
-    blocker = run_.submit("blocker", prompt(6, 64), max_tokens=30)
-    assert run_.gate.wait_until_reached(PATIENCE_S)
-    time.sleep(1.0)
-    run_.steps(1)
+    blocker = slow_blocker(run_, 1.0)
     deadline = 0.25 * 90 * run_.engine.stats().step_seconds_per_token
     submitted = time.monotonic()
     cached = run_.submit("cached", known, max_tokens=1, deadline_s=deadline)

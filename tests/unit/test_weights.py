@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
-from quant_blocks import BLOCK_FORMATS, random_blocks
+from quant_blocks import random_blocks
 
 from llmsrv import _core, _testing
 
@@ -120,19 +120,6 @@ def test_impossible_sources_are_refused(sources, says):
         _core.Weights(spec(), dtype="auto", threads=1, sources=sources)
 
 
-def has_kernel(name):
-    """Whether the backend multiplies by such a matrix."""
-    out = np.empty((1, 1), np.float32)
-    try:
-        _testing.CpuBackend().linear(
-            np.zeros((1, 256), np.float32), _testing.PackedMatrix(name, 1, 256), None, False, out
-        )
-    except RuntimeError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not all(map(has_kernel, BLOCK_FORMATS)), reason="the backend has no kernels for packed integers")
 def test_logits_of_packed_weights_are_those_of_unpacked_ones():
     """Activations are rounded to 8 bits on the way, so the logits differ a little; a misplaced row differs wholly."""
     packed = _testing.forward_logits(filled("auto", MIXED), TOKENS)
