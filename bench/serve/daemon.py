@@ -1,5 +1,6 @@
 """A daemon in a process of its own, for the benchmarks that need their own flags, and what the system tells of it."""
 
+import argparse
 import os
 import re
 import resource
@@ -13,6 +14,18 @@ import grpc
 from llmsrv.v1 import admin_pb2, admin_pb2_grpc
 
 MIB = 1 << 20
+
+
+def parser_of(description, *, input_tokens, output_tokens, flags_of="the daemon, for example -- --max-num-seqs 32"):
+    """The options that every benchmark with a daemon of its own has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--input-tokens", type=int, default=input_tokens)
+    parser.add_argument("--output-tokens", type=int, default=output_tokens)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="append one JSON line per result to this file")
+    parser.add_argument("flags", nargs="*", help=f"after --: more flags of {flags_of}")
+    return parser
 
 
 class Daemon:

@@ -17,7 +17,6 @@ Words, over --seconds after --warmup seconds:
   output_share     the same of output_per_s
 """
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import uvloop
 from client import Client, Job, served_by
-from daemon import Daemon, own_cpu_s
+from daemon import Daemon, own_cpu_s, parser_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -148,20 +147,14 @@ async def measure(options):
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser = parser_of(__doc__, input_tokens=32, output_tokens=32)
     parser.add_argument("--runs", nargs="+", choices=["fair", "weighted", "fcfs"], default=["fair", "weighted", "fcfs"])
     parser.add_argument("--streams-a", type=int, default=64)
     parser.add_argument("--streams-b", type=int, default=4)
     parser.add_argument("--weight", type=float, default=3.0, help="of A in the weighted run; B has 1")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each run")
     parser.add_argument("--warmup", type=float, default=15.0, help="seconds before these")
-    parser.add_argument("--input-tokens", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--channels", type=int, default=1, help="of each tenant")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="append one JSON line per result to this file")
-    parser.add_argument("flags", nargs="*", help="after --: more flags of the daemon, for example -- --max-num-seqs 32")
     return parser.parse_args()
 
 

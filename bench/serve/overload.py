@@ -26,7 +26,6 @@ are clients, and of the overload those accepted requests count that were sent af
                 target: <= 5
 """
 
-import argparse
 import asyncio
 import itertools
 import math
@@ -42,7 +41,7 @@ import grpc
 import grpc.aio
 import uvloop
 from client import generate_request, percentiles, random_ids, served_by
-from daemon import Daemon, own_cpu_s
+from daemon import Daemon, own_cpu_s, parser_of
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -341,20 +340,14 @@ async def measure(options):
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser = parser_of(__doc__, input_tokens=128, output_tokens=64)
     parser.add_argument("--max-queued-requests", type=int, default=64, help="of the daemon, whose own default is 1024")
     parser.add_argument("--clients", type=int, help="of the phase `limit`")
     parser.add_argument("--factor", type=float, default=20.0, help="offered load over the sustainable rate")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the overload")
     parser.add_argument("--limit-seconds", type=float, default=30.0, help="of the phase `limit`")
     parser.add_argument("--normal", type=float, default=1.2, help="a request this much slower than idle is normal")
-    parser.add_argument("--input-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--channels", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="append one JSON line per result to this file")
-    parser.add_argument("flags", nargs="*", help="after --: more flags of the daemon, for example -- --max-num-seqs 32")
     return parser.parse_args()
 
 

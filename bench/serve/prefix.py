@@ -15,7 +15,6 @@ Words:
                 between the quartiles of these ratios: a loss that is smaller than it cannot be told from none
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 from client import Client, Job, Progress, closed_loop, random_ids, served_by, summary
-from daemon import Daemon
+from daemon import Daemon, parser_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -120,19 +119,13 @@ async def measure(options):
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser = parser_of(__doc__, input_tokens=128, output_tokens=32, flags_of="both daemons")
     parser.add_argument("--prompt", type=int, default=1500, help="tokens of a prompt in `ttft`")
     parser.add_argument("--shared", type=int, default=1400, help="of these, the same in the second prompt")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=10, help="pairs of runs in `throughput`")
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--requests", type=int, default=64, help="of one run")
-    parser.add_argument("--input-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", help="append one JSON line per result to this file")
-    parser.add_argument("flags", nargs="*", help="after --: more flags of both daemons")
     return parser.parse_args()
 
 
