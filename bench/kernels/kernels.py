@@ -24,6 +24,7 @@ BLOCK_FORMATS = {  # columns of a block, and where its float16 scales stand
     "q4_k": (256, [0, 2]), "q5_k": (256, [0, 2]), "q6_k": (256, [208]),
 }  # fmt: skip
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "lm_head": (49152, 576)}
+NORMED, GATED = ("qkv", "gate_up", "lm_head"), ("down",)  # as in the model: an RMS norm before, or gates and factors
 TOKENS = [1, 8, 32, 128, 512]
 COLD_BYTES = 160 << 20  # more than the caches that one process can count on
 SECONDS = 0.15  # per result
@@ -109,9 +110,13 @@ class Bench:
             return
         matrices = self.matrices(n, k)
         for m in TOKENS:
-            x, out = self.normal(m, k), np.zeros((m, n), np.float32)
+            gated = name in GATED
+            x, out = self.normal(m, 2 * k if gated else k), np.zeros((m, n), np.float32)
+            norm = np.ones(k, np.float32) if name in NORMED else None
             seconds = self.timed(
-                lambda calls, x=x, out=out: _testing.time_linear(self.backend, x, matrices, out, calls)
+                lambda calls, x=x, out=out, norm=norm, gated=gated: _testing.time_linear(
+                    self.backend, x, matrices, out, calls, norm=norm, gated=gated
+                )
             )
             operations = 2.0 * m * n * k
             self.add(f"linear {name}", seconds, matrices[0].nbytes, operations, self.linear_flops_per_s, M=m, N=n, K=k)
@@ -119,7 +124,7 @@ class Bench:
     def attention(self, name, sequences, rows, context):
         shape = _testing.HeadShape(9, 3, 64)
         tokens = sequences * rows
-        self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, hidden_cols=960, shape=shape)
+        self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, input_cols=960, shape=shape)
         caches = []
         while sum(c.nbytes for c in caches) < COLD_BYTES:
             caches.append(_testing.KvCache(self.backend, shape, 16, self.cache_dtype, sequences * context // 16))
@@ -130,18 +135,6 @@ class Bench:
         seen = sum(context - rows + 1 + i for i in range(rows)) * sequences  # (row, token) pairs
         kv_bytes = sequences * context * caches[0].nbytes // (sequences * context)
         self.add(name, seconds, kv_bytes, 4.0 * seen * 9 * 64, seqs=sequences, rows=rows, context=context)
-
-    def rows(self):
-        weight = np.ones(576, np.float32)
-        for m in TOKENS:
-            x, out = self.normal(m, 576), np.zeros((m, 576), np.float32)
-            seconds = self.timed(
-                lambda calls, x=x, out=out: _testing.time_rms_norm(self.backend, x, weight, out, calls)
-            )
-            self.add("rms_norm", seconds, x.nbytes + out.nbytes, 4.0 * x.size, M=m, N=576)
-            gate_up, out = self.normal(m, 3072), np.zeros((m, 1536), np.float32)
-            seconds = self.timed(lambda calls, x=gate_up, out=out: _testing.time_silu_mul(self.backend, x, out, calls))
-            self.add("silu_mul", seconds, gate_up.nbytes + out.nbytes, 20.0 * out.size, M=m, N=1536)
 
 
 def main():
@@ -154,7 +147,7 @@ def main():
         default="bf16",
         help="of weights and cache; with packed weights the cache is bf16",
     )
-    parser.add_argument("--only", choices=[*SHAPES, "attention", "rows"], help="one group of kernels")
+    parser.add_argument("--only", choices=[*SHAPES, "attention"], help="one group of kernels")
     parser.add_argument("--quantile", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE", help="append one JSON line per result")
@@ -169,8 +162,6 @@ def main():
             for sequences in (1, 8, 32):
                 bench.attention("attn decode", sequences, 1, context)
             bench.attention("attn prefill", 1, 256, context)
-    if args.only in (None, "rows"):
-        bench.rows()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include "cpp/cpu/int8_linear.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/kernels.h"
+#include "cpp/cpu/row_source.h"
 
 namespace llmsrv {
 namespace {
@@ -31,14 +32,15 @@ class CpuBackend final : public Backend {
   }
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
-    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) +
-           int8_linear_.workspace_bytes(limits.hidden_cols);
+    return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) + rows_bytes(limits) +
+           int8_linear_.workspace_bytes(limits.input_cols);
   }
 
   void reserve(const StepLimits& limits) override {
     limits_ = limits;
     scratch_ = AlignedBuffer(scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()));
-    int8_linear_.reserve(limits.hidden_cols);
+    rows_ = AlignedBuffer(rows_bytes(limits));
+    int8_linear_.reserve(limits.input_cols);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -50,40 +52,21 @@ class CpuBackend final : public Backend {
     for_rows(out.rows, out.cols, [&](int t) { table.unpack_row(ids[static_cast<std::size_t>(t)], out.f32_row(t)); });
   }
 
-  void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) override {
-    for_rows(in.rows, in.cols,
-             [&](int t) { kernels_.rms_norm(in.f32_row(t), weight.data(), in.cols, eps, out.f32_row(t)); });
-  }
-
-  void do_silu_mul(TensorView gate_up, TensorView out) override {
-    for_rows(out.rows, out.cols, [&](int t) {
-      const float* gate = gate_up.f32_row(t);
-      kernels_.silu_mul(gate, gate + out.cols, out.cols, out.f32_row(t));
-    });
-  }
-
-  void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
-                 TensorView out) override {
-    if (is_quantized(weight.format())) return int8_linear_.run(in, weight, bias, mode == Accumulate::kAdd, out);
-    LLMSRV_CHECK(kernels_.linear_scratch_bytes(in.cols) <= scratch_bytes(limits_));
-    const LinearTask task{
-        .in = in.f32_row(0),
-        .in_stride = in.row_stride,
-        .tokens = in.rows,
-        .cols = in.cols,
-        .panels = reinterpret_cast<const std::uint8_t*>(weight.panel(0)),
-        .panel_bytes = weight.panel_bytes(),
-        .rows = weight.rows(),
-        .bias = bias.empty() ? nullptr : bias.data(),
-        .add = mode == Accumulate::kAdd,
-        .out = out.f32_row(0),
-        .out_stride = out.row_stride,
-    };
-    KernelTable::Linear* kernel = weight.format() == WeightFormat::kBf16 ? kernels_.linear_bf16 : kernels_.linear_f32;
-    pool_.run([&](int member) {
-      const ThreadPool::Range panels = pool_.share(weight.panels(), member);
-      kernel(task, panels.begin, panels.end, reinterpret_cast<std::uint8_t*>(scratch_of(member)));
-    });
+  void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
+                 std::span<const float> bias, Accumulate mode, TensorView out) override {
+    const RowSource rows(kernels_, in, prologue);
+    const auto quantized = [](const PackedMatrix& weight) { return is_quantized(weight.format()); };
+    if (std::any_of(weights.begin(), weights.end(), quantized)) {
+      int8_linear_.run(rows, weights, bias, mode == Accumulate::kAdd, out);
+    }
+    if (std::all_of(weights.begin(), weights.end(), quantized)) return;
+    const TensorView ready = made(rows);
+    int first_row = 0;
+    for (const PackedMatrix& weight : weights) {
+      const auto part_bias = bias.empty() ? bias : bias.subspan(static_cast<std::size_t>(first_row));
+      if (!quantized(weight)) plain_linear(ready, weight, part_bias, mode, out.slice_cols(first_row, weight.rows()));
+      first_row += weight.rows();
+    }
   }
 
   void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
@@ -159,6 +142,41 @@ class CpuBackend final : public Backend {
     });
   }
 
+  // All rows, in memory.
+  TensorView made(const RowSource& rows) {
+    const TensorView ready = rows.is_ready()
+                                 ? rows.make(0, rows.rows(), nullptr)
+                                 : TensorView::f32(reinterpret_cast<float*>(rows_.data()), rows.rows(), rows.cols());
+    if (rows.is_ready()) return ready;
+    LLMSRV_CHECK(rows.rows() <= limits_.tokens && rows.cols() <= limits_.input_cols);
+    for_rows(rows.rows(), rows.cols(), [&](int t) { rows.make(t, 1, ready.f32_row(t)); });
+    return ready;
+  }
+
+  // out (+)= in weight^T + bias, for weights that are floats.
+  void plain_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
+                    TensorView out) {
+    LLMSRV_CHECK(kernels_.linear_scratch_bytes(in.cols) <= scratch_bytes(limits_));
+    const LinearTask task{
+        .in = in.f32_row(0),
+        .in_stride = in.row_stride,
+        .tokens = in.rows,
+        .cols = in.cols,
+        .panels = reinterpret_cast<const std::uint8_t*>(weight.panel(0)),
+        .panel_bytes = weight.panel_bytes(),
+        .rows = weight.rows(),
+        .bias = bias.empty() ? nullptr : bias.data(),
+        .add = mode == Accumulate::kAdd,
+        .out = out.f32_row(0),
+        .out_stride = out.row_stride,
+    };
+    KernelTable::Linear* kernel = weight.format() == WeightFormat::kBf16 ? kernels_.linear_bf16 : kernels_.linear_f32;
+    pool_.run([&](int member) {
+      const ThreadPool::Range panels = pool_.share(weight.panels(), member);
+      kernel(task, panels.begin, panels.end, reinterpret_cast<std::uint8_t*>(scratch_of(member)));
+    });
+  }
+
   // Calls visit(item, cost) for every attention item, always in the same order. The cost is the number of dot products.
   template <typename Visit>
   void for_items(const AttentionTask& task, int kv_heads, std::span<const AttentionRange> ranges,
@@ -190,11 +208,15 @@ class CpuBackend final : public Backend {
     });
   }
 
+  static std::size_t rows_bytes(const StepLimits& limits) {
+    return static_cast<std::size_t>(limits.tokens) * static_cast<std::size_t>(limits.input_cols) * sizeof(float);
+  }
+
   // Scratch of one thread: whole cache lines, so that threads never write to the same one.
   std::size_t scratch_bytes(const StepLimits& limits) const {
     const std::size_t attention =
         sizeof(float) * kernels_.attention_scratch_floats(limits.context_len, limits.shape.head_dim);
-    const std::size_t bytes = std::max(attention, kernels_.linear_scratch_bytes(limits.hidden_cols));
+    const std::size_t bytes = std::max(attention, kernels_.linear_scratch_bytes(limits.input_cols));
     return (bytes + 63) / 64 * 64;
   }
   std::byte* scratch_of(int member) const {
@@ -210,6 +232,7 @@ class CpuBackend final : public Backend {
   const KernelTable& kernels_;
   StepLimits limits_;
   AlignedBuffer scratch_;
+  AlignedBuffer rows_;  // [tokens, input_cols]: a step's rows after a prologue, for weights that are floats
   Int8Linear int8_linear_;
 };
 

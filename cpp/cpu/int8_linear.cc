@@ -50,36 +50,44 @@ Int8Table::Linear* kernel_for(const Int8Table& kernels, WeightFormat format) {
 }  // namespace
 
 struct Int8Linear::Call {
-  TensorView in;
-  const PackedMatrix& weight;
+  const RowSource& rows;
+  std::span<const PackedMatrix> weights;
   std::span<const float> bias;
   bool add;
   TensorView out;
-  Int8Table::Linear* kernel;
 
-  int groups() const { return groups_for(in.cols); }
-  QuantizeTask quantize(int first_token, int tokens, std::uint8_t* to) const {
-    return {in.f32_row(first_token), in.row_stride, tokens, groups(), to};
-  }
-  Int8LinearTask multiply(int first_token, int tokens, const std::uint8_t* from) const {
-    return {
-        .in = from,
-        .tokens = tokens,
-        .groups = groups(),
-        .panels = reinterpret_cast<const std::uint8_t*>(weight.panel(0)),
-        .panel_bytes = weight.panel_bytes(),
-        .rows = weight.rows(),
-        .bias = bias.empty() ? nullptr : bias.data(),
-        .add = add,
-        .out = out.f32_row(first_token),
-        .out_stride = out.row_stride,
-    };
+  int groups() const { return groups_for(rows.cols()); }
+  int panels() const {
+    int count = 0;
+    for (const PackedMatrix& weight : weights) count += is_quantized(weight.format()) ? weight.panels() : 0;
+    return count;
   }
 };
 
+namespace {
+
+// Calls visit(weight, first row of it in the stack, its panels) for the quantized panels [panels.begin, panels.end),
+// counted through all matrices.
+template <typename Visit>
+void for_panels(std::span<const PackedMatrix> weights, ThreadPool::Range panels, const Visit& visit) {
+  int first_row = 0;
+  int first_panel = 0;
+  for (const PackedMatrix& weight : weights) {
+    if (is_quantized(weight.format())) {
+      const int begin = std::max(panels.begin - first_panel, 0);
+      const int end = std::min(panels.end - first_panel, weight.panels());
+      if (begin < end) visit(weight, first_row, ThreadPool::Range{begin, end});
+      first_panel += weight.panels();
+    }
+    first_row += weight.rows();
+  }
+}
+
+}  // namespace
+
 std::size_t Int8Linear::workspace_bytes(int cols) const {
-  const std::size_t tile = tile_bytes(groups_for(cols));
-  return std::max(kSharedBytes, tile) + std::max(kOwnBytes, tile) * static_cast<std::size_t>(pool_.size());
+  const int groups = groups_for(cols);
+  return shared_bytes(groups) + own_bytes(groups) * static_cast<std::size_t>(pool_.size());
 }
 
 void Int8Linear::reserve(int cols) {
@@ -98,20 +106,32 @@ int Int8Linear::fitting_tiles(std::size_t bytes, int groups) const {
   return std::max(static_cast<int>(bytes / tile_bytes(groups)), 1);
 }
 
+std::size_t Int8Linear::shared_bytes(int groups) const { return std::max(kSharedBytes, tile_bytes(groups)); }
+
+std::size_t Int8Linear::own_bytes(int groups) const {
+  const auto row_values = static_cast<std::size_t>(kernels_.tile_tokens * groups * packed::kGroupCols);
+  return std::max(kOwnBytes, tile_bytes(groups)) + row_values * sizeof(float);
+}
+
 std::uint8_t* Int8Linear::shared_activations() const { return reinterpret_cast<std::uint8_t*>(buffer_.data()); }
 
 std::uint8_t* Int8Linear::own_activations(int member) const {
-  const std::size_t tile = tile_bytes(max_groups_);
-  return shared_activations() + std::max(kSharedBytes, tile) +
-         std::max(kOwnBytes, tile) * static_cast<std::size_t>(member);
+  return shared_activations() + shared_bytes(max_groups_) + own_bytes(max_groups_) * static_cast<std::size_t>(member);
 }
 
-void Int8Linear::run(TensorView in, const PackedMatrix& weight, std::span<const float> bias, bool add, TensorView out) {
-  const Call call{in, weight, bias, add, out, kernel_for(kernels_, weight.format())};
+float* Int8Linear::own_rows(int member) const {
+  return reinterpret_cast<float*>(own_activations(member) + std::max(kOwnBytes, tile_bytes(max_groups_)));
+}
+
+void Int8Linear::run(const RowSource& rows, std::span<const PackedMatrix> weights, std::span<const float> bias,
+                     bool add, TensorView out) {
+  const Call call{rows, weights, bias, add, out};
   LLMSRV_CHECK(call.groups() <= max_groups_);
-  if (may_split_tokens(in.rows)) return split_tokens(call);
+  if (may_split_tokens(rows.rows())) return split_tokens(call);
   const int block = fitting_tiles(kSharedBytes, call.groups()) * kernels_.tile_tokens;
-  for (int first = 0; first < in.rows; first += block) split_panels(call, first, std::min(block, in.rows - first));
+  for (int first = 0; first < rows.rows(); first += block) {
+    split_panels(call, first, std::min(block, rows.rows() - first));
+  }
 }
 
 // Whether members should share tokens instead of weights: no waiting in between, and each core keeps its activations,
@@ -125,22 +145,33 @@ bool Int8Linear::may_split_tokens(int tokens) const {
   return 8 * most * members <= 9 * tiles;
 }
 
+// Quantizes tiles of tokens [first_token, first_token + tokens) to their places from `to` on.
+void Int8Linear::quantize_tiles(const Call& call, int first_token, int tokens, ThreadPool::Range tiles, int member,
+                                std::uint8_t* to) {
+  const int groups = call.groups();
+  for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    const int before = tile * kernels_.tile_tokens;
+    const int count = std::min(kernels_.tile_tokens, tokens - before);
+    const TensorView rows = call.rows.make(first_token + before, count, own_rows(member));
+    const QuantizeTask task{rows.f32_row(0), rows.row_stride, count, groups,
+                            to + kernels_.activation_bytes(before, groups)};
+    kernels_.quantize(task, 0, groups);
+  }
+}
+
 // Each member multiplies all tokens with its share of the panels.
 void Int8Linear::split_panels(const Call& call, int first_token, int tokens) {
-  const bool alone = tokens <= kernels_.tile_tokens && tokens * call.in.cols <= kOwnValues;
-  const int units = tiles_for(tokens) * call.groups();
+  const bool alone = tokens <= kernels_.tile_tokens && tokens * call.rows.cols() <= kOwnValues;
+  const int tiles = tiles_for(tokens);
   if (!alone) {
-    const QuantizeTask task = call.quantize(first_token, tokens, shared_activations());
     pool_.run([&](int member) {
-      const ThreadPool::Range share = pool_.share(units, member);
-      kernels_.quantize(task, share.begin, share.end);
+      quantize_tiles(call, first_token, tokens, pool_.share(tiles, member), member, shared_activations());
     });
   }
   pool_.run([&](int member) {
     std::uint8_t* activations = alone ? own_activations(member) : shared_activations();
-    if (alone) kernels_.quantize(call.quantize(first_token, tokens, activations), 0, units);
-    const ThreadPool::Range panels = pool_.share(call.weight.panels(), member);
-    call.kernel(call.multiply(first_token, tokens, activations), panels.begin, panels.end);
+    if (alone) quantize_tiles(call, first_token, tokens, {0, tiles}, member, activations);
+    multiply(call, first_token, tokens, activations, pool_.share(call.panels(), member));
   });
 }
 
@@ -149,14 +180,34 @@ void Int8Linear::split_tokens(const Call& call) {
   const int block = fitting_tiles(kOwnBytes, call.groups());
   pool_.run([&](int member) {
     std::uint8_t* activations = own_activations(member);
-    const ThreadPool::Range tiles = pool_.share(tiles_for(call.in.rows), member);
+    const ThreadPool::Range tiles = pool_.share(tiles_for(call.rows.rows()), member);
     for (int tile = tiles.begin; tile < tiles.end; tile += block) {
       const int end = std::min(tile + block, tiles.end);
       const int first_token = tile * kernels_.tile_tokens;
-      const int tokens = std::min(end * kernels_.tile_tokens, call.in.rows) - first_token;
-      kernels_.quantize(call.quantize(first_token, tokens, activations), 0, (end - tile) * call.groups());
-      call.kernel(call.multiply(first_token, tokens, activations), 0, call.weight.panels());
+      const int tokens = std::min(end * kernels_.tile_tokens, call.rows.rows()) - first_token;
+      quantize_tiles(call, first_token, tokens, {0, end - tile}, member, activations);
+      multiply(call, first_token, tokens, activations, {0, call.panels()});
     }
+  });
+}
+
+// Quantized panels `panels` times tokens [first_token, first_token + tokens), whose rows are `activations`.
+void Int8Linear::multiply(const Call& call, int first_token, int tokens, const std::uint8_t* activations,
+                          ThreadPool::Range panels) const {
+  for_panels(call.weights, panels, [&](const PackedMatrix& weight, int first_row, ThreadPool::Range share) {
+    const Int8LinearTask task{
+        .in = activations,
+        .tokens = tokens,
+        .groups = call.groups(),
+        .panels = reinterpret_cast<const std::uint8_t*>(weight.panel(0)),
+        .panel_bytes = weight.panel_bytes(),
+        .rows = weight.rows(),
+        .bias = call.bias.empty() ? nullptr : call.bias.data() + first_row,
+        .add = call.add,
+        .out = call.out.f32_row(first_token) + first_row,
+        .out_stride = call.out.row_stride,
+    };
+    kernel_for(kernels_, weight.format())(task, share.begin, share.end);
   });
 }
 

@@ -9,6 +9,8 @@
 namespace llmsrv {
 namespace {
 
+using enum Backend::Accumulate;
+
 struct ActivationCols {
   int hidden, qkv, query, gate_up, intermediate, vocab;
 };
@@ -43,11 +45,9 @@ Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache,
   };
   const ActivationCols cols = activation_cols(spec_);
   hidden_ = place(limits_.tokens, cols.hidden);
-  normed_ = place(limits_.tokens, cols.hidden);
   qkv_ = place(limits_.tokens, cols.qkv);
   attended_ = place(limits_.tokens, cols.query);
   gate_up_ = place(limits_.tokens, cols.gate_up);
-  gated_ = place(limits_.tokens, cols.intermediate);
   picked_ = place(limits_.logits_rows, cols.hidden);
   logits_ = place(limits_.logits_rows, cols.vocab);
   LLMSRV_CHECK(used == memory_.size());
@@ -62,36 +62,22 @@ void Decoder::forward(const StepInputs& inputs) {
   const Backend::AttentionOptions attention{1.0f / std::sqrt(static_cast<float>(heads.head_dim)), spec_.sliding_window};
 
   const TensorView hidden = hidden_.slice_rows(0, tokens);
-  const TensorView normed = normed_.slice_rows(0, tokens);
   const TensorView qkv = qkv_.slice_rows(0, tokens);
   const TensorView attended = attended_.slice_rows(0, tokens);
   const TensorView gate_up = gate_up_.slice_rows(0, tokens);
-  const TensorView gated = gated_.slice_rows(0, tokens);
 
   backend_.embed(inputs.tokens, weights_.embed(), hidden);
   for (int index = 0; index < spec_.num_layers; ++index) {
     const LayerWeights& layer = weights_.layer(index);
     const KvLayer cache = cache_.layer(index);
 
-    backend_.rms_norm(hidden, layer.attn_norm, eps, normed);
-    linear(normed, layer.qkv, layer.qkv_bias, qkv);
+    backend_.linear(hidden, RmsNorm{layer.attn_norm, eps}, layer.qkv.parts(), layer.qkv_bias, kStore, qkv);
     backend_.rope_and_store_kv(qkv, heads, rope_.view(), inputs.positions, inputs.slots, cache);
     backend_.paged_attention(qkv, heads, cache, inputs.ranges, attention, attended);
-    backend_.linear(attended, layer.o, {}, Backend::Accumulate::kAdd, hidden);
+    backend_.linear(attended, {}, {&layer.o, 1}, {}, kAdd, hidden);
 
-    backend_.rms_norm(hidden, layer.ffn_norm, eps, normed);
-    linear(normed, layer.gate_up, {}, gate_up);
-    backend_.silu_mul(gate_up, gated);
-    backend_.linear(gated, layer.down, {}, Backend::Accumulate::kAdd, hidden);
-  }
-}
-
-void Decoder::linear(TensorView in, const MatrixStack& stack, std::span<const float> bias, TensorView out) {
-  for (const MatrixStack::Part& part : stack.parts()) {
-    const int rows = part.matrix.rows();
-    const std::span<const float> part_bias =
-        bias.empty() ? bias : bias.subspan(static_cast<std::size_t>(part.first_row), static_cast<std::size_t>(rows));
-    backend_.linear(in, part.matrix, part_bias, Backend::Accumulate::kStore, out.slice_cols(part.first_row, rows));
+    backend_.linear(hidden, RmsNorm{layer.ffn_norm, eps}, layer.gate_up.parts(), {}, kStore, gate_up);
+    backend_.linear(gate_up, GatedMul{}, {&layer.down, 1}, {}, kAdd, hidden);
   }
 }
 
@@ -104,22 +90,22 @@ TensorView Decoder::logits(std::span<const int> rows) {
     LLMSRV_CHECK(row >= 0 && row < limits_.tokens);
     std::memcpy(picked.f32_row(i), hidden_.f32_row(row), static_cast<std::size_t>(spec_.hidden_size) * sizeof(float));
   }
-  backend_.rms_norm(picked, weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps), picked);
   const TensorView logits = logits_.slice_rows(0, count);
-  backend_.linear(picked, weights_.head(), {}, Backend::Accumulate::kStore, logits);
+  const RmsNorm norm{weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps)};
+  backend_.linear(picked, norm, {&weights_.head(), 1}, {}, kStore, logits);
   return logits;
 }
 
 StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limits) {
   const ActivationCols cols = activation_cols(spec);
   return {std::max(limits.tokens, limits.logits_rows), limits.sequences, limits.context_len,
-          std::max({cols.hidden, cols.qkv, cols.gate_up}), spec.heads()};
+          std::max({cols.hidden, cols.query, cols.intermediate}), spec.heads()};
 }
 
 std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits) {
   const ActivationCols cols = activation_cols(spec);
   std::size_t bytes = RopeTables::bytes(spec, limits.context_len);
-  for (const int width : {cols.hidden, cols.hidden, cols.qkv, cols.query, cols.gate_up, cols.intermediate}) {
+  for (const int width : {cols.hidden, cols.qkv, cols.query, cols.gate_up}) {
     bytes += tensor_bytes(limits.tokens, width);
   }
   return bytes + tensor_bytes(limits.logits_rows, cols.hidden) + tensor_bytes(limits.logits_rows, cols.vocab);

@@ -52,9 +52,6 @@ class Decoder {
   static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits);
 
  private:
-  // out[t, :] = stack in[t, :] + bias, part by part.
-  void linear(TensorView in, const MatrixStack& stack, std::span<const float> bias, TensorView out);
-
   const Weights& weights_;
   const ModelSpec& spec_;
   Backend& backend_;
@@ -63,11 +60,9 @@ class Decoder {
   RopeTables rope_;
   AlignedBuffer memory_;  // all activations below
   TensorView hidden_;     // [tokens, hidden]: the residual stream
-  TensorView normed_;     // [tokens, hidden]
   TensorView qkv_;        // [tokens, (heads + 2 kv_heads) * head_dim]
   TensorView attended_;   // [tokens, heads * head_dim]
   TensorView gate_up_;    // [tokens, 2 * intermediate]
-  TensorView gated_;      // [tokens, intermediate]
   TensorView picked_;     // [logits_rows, hidden]
   TensorView logits_;     // [logits_rows, vocab]
 };

@@ -75,8 +75,8 @@ void Weights::bind_destinations() {
     destinations_.at(name).first = first;
   };
   const auto bind_rows = [&](const std::string& name, MatrixStack& stack, int first) {
-    MatrixStack::Part& part = stack.part_of(first);
-    bind_matrix(name, part.matrix, first - part.first_row);
+    const MatrixStack::Place place = stack.place_of(first);
+    bind_matrix(name, *place.matrix, place.row);
   };
   const auto bind_vector = [&](const std::string& name, std::vector<float>& vector, int first) {
     destinations_.at(name).vector = &vector;

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cpp/base/thread_pool.h"
-#include "cpp/model/matrix_stack.h"
 #include "cpp/model/spec.h"
 #include "cpp/model/weight_formats.h"
+#include "cpp/quant/matrix_stack.h"
 #include "cpp/quant/packed_matrix.h"
 
 namespace llmsrv {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 
 #include "cpp/base/types.h"
 #include "cpp/quant/packed_matrix.h"
@@ -60,12 +61,21 @@ struct RopeTable {
   int positions = 0;
 };
 
+// What a linear layer does to a row before it multiplies. Row by row, so that no two steps need to wait for each other.
+struct RmsNorm {  // x[i] = in[i] * weight[i] / sqrt(mean_j(in[j]^2) + eps)
+  std::span<const float> weight;
+  float eps;
+};
+struct GatedMul {  // x[i] = silu(in[i]) * in[K + i], silu(a) = a / (1 + exp(-a)); in: [2 K]
+};
+using Prologue = std::variant<std::monostate, RmsNorm, GatedMul>;
+
 // The largest step that will ever be asked for.
 struct StepLimits {
   int tokens = 0;       // rows of a step
   int sequences = 0;    // ranges of a step
   int context_len = 0;  // longest context
-  int hidden_cols = 0;  // widest activation
+  int input_cols = 0;   // widest input of a linear layer, after its prologue
   HeadShape shape;
 };
 
@@ -87,13 +97,12 @@ class Backend {
   // out[t, :] = table[ids[t], :].   table: [vocab, hidden], out: [tokens, hidden].  REQUIRES: 0 <= ids[t] < vocab
   void embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out);
 
-  // out[t, i] = in[t, i] * weight[i] / sqrt(mean_j(in[t, j]^2) + eps).   in, out: [tokens, hidden]; may alias.
-  void rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out);
-
-  // out[t, n] (+)= sum_k in[t, k] * weight[n, k] + bias[n].   in: [tokens, K], weight: [N, K], out: [tokens, N].
+  // out[t, n] (+)= sum_k x[t, k] * weight[n, k] + bias[n], x = prologue(in), the weights one below the other.
+  // in: [tokens, K], or as the prologue says; weights: [N_i, K] each, N = sum of N_i; out: [tokens, N].
   // The sum runs over k in ascending order in one float accumulator per output. `bias` is empty or N long.
   enum class Accumulate { kStore, kAdd };
-  void linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode, TensorView out);
+  void linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
+              std::span<const float> bias, Accumulate mode, TensorView out);
 
   // Rotates queries and keys of row t by position positions[t], in place, and stores its key and value in slot
   // slots[t]. The rotation pairs element i with i + head_dim / 2 (the half-split form):
@@ -118,15 +127,10 @@ class Backend {
   // block_bytes, as many in `to` as in `from`; ids within both
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(x) = x / (1 + exp(-x)).
-  // gate_up: [tokens, 2 F], out: [tokens, F].
-  void silu_mul(TensorView gate_up, TensorView out);
-
  private:
   virtual void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) = 0;
-  virtual void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) = 0;
-  virtual void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
-                         TensorView out) = 0;
+  virtual void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
+                         std::span<const float> bias, Accumulate mode, TensorView out) = 0;
   virtual void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
                                     std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
                                     const KvLayer& cache) = 0;
@@ -135,7 +139,6 @@ class Backend {
                                   TensorView out) = 0;
   virtual void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
                               std::span<const BlockMove> moves) = 0;
-  virtual void do_silu_mul(TensorView gate_up, TensorView out) = 0;
 };
 
 }  // namespace llmsrv

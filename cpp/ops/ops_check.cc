@@ -40,19 +40,22 @@ void Backend::embed(std::span<const TokenId> ids, const PackedMatrix& table, Ten
   if (out.rows > 0) do_embed(ids, table, out);
 }
 
-void Backend::rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) {
-  const int cols = static_cast<int>(weight.size());
-  LLMSRV_CHECK(cols > 0 && is_matrix(in, in.rows, cols) && is_matrix(out, in.rows, cols));
-  LLMSRV_CHECK(eps >= 0);
-  if (in.rows > 0) do_rms_norm(in, weight, eps, out);
-}
-
-void Backend::linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
-                     TensorView out) {
-  LLMSRV_CHECK(weight.rows() > 0);
-  LLMSRV_CHECK(is_matrix(in, in.rows, weight.cols()) && is_matrix(out, in.rows, weight.rows()));
-  LLMSRV_CHECK(bias.empty() || bias.size() == static_cast<std::size_t>(weight.rows()));
-  if (in.rows > 0) do_linear(in, weight, bias, mode, out);
+void Backend::linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
+                     std::span<const float> bias, Accumulate mode, TensorView out) {
+  LLMSRV_CHECK(!weights.empty());
+  const int cols = weights.front().cols();
+  int rows = 0;
+  for (const PackedMatrix& weight : weights) {
+    LLMSRV_CHECK(weight.rows() > 0 && weight.cols() == cols);
+    rows += weight.rows();
+  }
+  if (const auto* norm = std::get_if<RmsNorm>(&prologue)) {
+    LLMSRV_CHECK(norm->weight.size() == static_cast<std::size_t>(cols) && norm->eps >= 0);
+  }
+  const int in_cols = std::holds_alternative<GatedMul>(prologue) ? 2 * cols : cols;
+  LLMSRV_CHECK(is_matrix(in, in.rows, in_cols) && is_matrix(out, in.rows, rows));
+  LLMSRV_CHECK(bias.empty() || bias.size() == static_cast<std::size_t>(rows));
+  if (in.rows > 0) do_linear(in, prologue, weights, bias, mode, out);
 }
 
 void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
@@ -95,11 +98,6 @@ void Backend::move_blocks(std::span<const KvLayer> from, std::span<const KvLayer
     LLMSRV_CHECK(move.from >= 0 && move.from < from_blocks && move.to >= 0 && move.to < to_blocks);
   }
   do_move_blocks(from, to, moves);
-}
-
-void Backend::silu_mul(TensorView gate_up, TensorView out) {
-  LLMSRV_CHECK(is_matrix(gate_up, gate_up.rows, 2 * out.cols) && is_matrix(out, gate_up.rows, out.cols));
-  if (out.rows > 0 && out.cols > 0) do_silu_mul(gate_up, out);
 }
 
 }  // namespace llmsrv

@@ -36,29 +36,51 @@ BLOCK_FORMATS = {
 }
 
 
-def block_matrix(rng, name, n, k, byte=None):
-    """A packed matrix of random blocks, or of blocks full of `byte`, with ordinary scales; and the values it holds."""
-    cols, scales = BLOCK_FORMATS[name]
+def random_blocks(rng, name, count, byte=None):
+    """Blocks of a file, random or full of `byte`, with ordinary scales. [count, bytes]"""
     _, size = _testing.source_block(name)
-    blocks = rng.integers(0, 256, (n * k // cols, size), np.uint8)
+    blocks = rng.integers(0, 256, (count, size), np.uint8)
     if byte is not None:
         blocks[:] = byte
-    for at in scales:
-        values = (rng.uniform(0.01, 0.02, len(blocks)) * rng.choice([-1, 1], len(blocks))).astype(np.float16)
+    for at in BLOCK_FORMATS[name][1]:
+        values = (rng.uniform(0.01, 0.02, count) * rng.choice([-1, 1], count)).astype(np.float16)
         blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
+    return blocks
+
+
+def block_matrix(rng, name, n, k, byte=None):
+    """A packed matrix of random blocks, or of blocks full of `byte`, with ordinary scales; and the values it holds."""
+    blocks = random_blocks(rng, name, n * k // BLOCK_FORMATS[name][0], byte)
     matrix = _testing.PackedMatrix(name, n, k)
     matrix.set_rows(0, n, name, blocks.tobytes(), 2)
     return matrix, np.stack([matrix.unpack_row(row) for row in range(n)])
 
 
-def linear(backend, x, matrix, bias=None, before=None):
-    """The result in a matrix that is surrounded by sentinels, which must survive."""
+def source_rows(rng, name, weight):
+    """Rows as a file has them: of `weight`, or, for a block format, random ones of that shape. (format, bytes)"""
+    if name not in BLOCK_FORMATS:
+        return "f32", np.ascontiguousarray(weight, np.float32).tobytes()
+    return name, random_blocks(rng, name, weight.size // BLOCK_FORMATS[name][0]).tobytes()
+
+
+def rms_norm(backend, x, weight, eps=1e-5):
+    """The rows that an RMS norm gives to a linear layer: 1 times each value, and zeros."""
+    return linear(backend, x, pack(np.eye(len(weight)), "f32"), norm=(weight, eps))
+
+
+def silu_mul(backend, gate_up):
+    """The same for gates and factors."""
+    return linear(backend, gate_up, pack(np.eye(gate_up.shape[1] // 2), "f32"), gated=True)
+
+
+def linear(backend, x, matrix, bias=None, before=None, *, rows=None, **prologue):
+    """The result in a matrix that is surrounded by sentinels, which must survive. `rows` of a stack of matrices."""
     guard = np.float32(-12345.5)
-    whole = np.full((x.shape[0] + 2, matrix.rows + 5), guard, np.float32)
+    whole = np.full((x.shape[0] + 2, (rows or matrix.rows) + 5), guard, np.float32)
     out = whole[1:-1, 2:-3]
     if before is not None:
         out[:] = before
-    assert backend.linear(x, matrix, bias, before is not None, out) == 0, "allocated"
+    assert backend.linear(x, matrix, bias, before is not None, out, **prologue) == 0, "allocated"
     edges = np.ones(whole.shape, bool)
     edges[1:-1, 2:-3] = False
     assert (whole[edges] == guard).all(), "wrote outside of the result"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import cases
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ def zeros(*shape):
 @pytest.fixture
 def backend():
     made = _testing.CpuBackend(2, "")
-    made.reserve(tokens=8, sequences=2, context_len=64, hidden_cols=QKV_COLS, shape=SHAPE)
+    made.reserve(tokens=8, sequences=2, context_len=64, input_cols=QKV_COLS, shape=SHAPE)
     return made
 
 
@@ -33,9 +35,9 @@ def matrix():
     return cases.pack(np.ones((6, 4), np.float32), "f32")
 
 
-def refused(call, *args):
+def refused(call, *args, **options):
     with pytest.raises(RuntimeError, match="check failed"):
-        call(*args)
+        call(*args, **options)
 
 
 def test_embed(backend, matrix):
@@ -46,12 +48,6 @@ def test_embed(backend, matrix):
     backend.embed([], matrix, zeros(0, 4))
 
 
-def test_rms_norm(backend):
-    refused(backend.rms_norm, zeros(2, 4), zeros(5), 1e-5, zeros(2, 4))
-    refused(backend.rms_norm, zeros(2, 4), zeros(4), 1e-5, zeros(3, 4))
-    refused(backend.rms_norm, zeros(2, 4), zeros(4), -1.0, zeros(2, 4))
-
-
 def test_linear(backend, matrix):
     refused(backend.linear, zeros(1, 5), matrix, None, False, zeros(1, 6))
     refused(backend.linear, zeros(1, 4), matrix, None, False, zeros(1, 7))
@@ -59,9 +55,20 @@ def test_linear(backend, matrix):
     refused(backend.linear, zeros(1, 4), matrix, zeros(4), False, zeros(1, 6))
 
 
-def test_silu_mul(backend):
-    refused(backend.silu_mul, zeros(1, 7), zeros(1, 4))
-    refused(backend.silu_mul, zeros(2, 8), zeros(1, 4))
+def test_prologues(backend, matrix):
+    linear = functools.partial(refused, backend.linear)
+    linear(zeros(1, 4), matrix, None, False, zeros(1, 6), norm=(zeros(5), 1e-5))
+    linear(zeros(1, 4), matrix, None, False, zeros(1, 6), norm=(zeros(4), -1.0))
+    linear(zeros(1, 4), matrix, None, False, zeros(1, 6), gated=True)
+    linear(zeros(1, 9), matrix, None, False, zeros(1, 6), gated=True)
+
+
+def test_stacks(backend):
+    linear = functools.partial(refused, backend.linear)
+    linear(zeros(1, 4), _testing.MatrixStack([], 4), None, False, zeros(1, 0))
+    stack = _testing.MatrixStack([("f32", 3), ("bf16", 5)], 4)
+    linear(zeros(1, 4), stack, None, False, zeros(1, 9))
+    linear(zeros(1, 4), stack, zeros(5), False, zeros(1, 8))
 
 
 def test_rope_and_store_kv(backend, cache):
@@ -116,15 +123,15 @@ def test_only_some_block_sizes(backend, block_size):
 
 def test_operations_allocate_nothing(backend, isa, dtype):
     made = _testing.CpuBackend(2, isa)
-    made.reserve(tokens=40, sequences=2, context_len=64, hidden_cols=600, shape=SHAPE)
+    made.reserve(tokens=40, sequences=2, context_len=64, input_cols=600, shape=SHAPE)
     cache = _testing.KvCache(made, SHAPE, 16, dtype, 8)
     weights = cases.pack(np.ones((600, 64), np.float32), dtype)
     table = zeros(64, 4)
     for rows in (1, 2, 33, 40):  # alone and over threads
         assert made.embed([0] * rows, weights, zeros(rows, 64)) == 0
-        assert made.rms_norm(zeros(rows, 600), zeros(600), 1e-5, zeros(rows, 600)) == 0
-        assert made.linear(zeros(rows, 64), weights, None, False, zeros(rows, 600)) == 0
-        assert made.silu_mul(zeros(rows, 600), zeros(rows, 300)) == 0
+        for options in ({}, {"norm": (zeros(64), 1e-5)}):
+            assert made.linear(zeros(rows, 64), weights, None, False, zeros(rows, 600), **options) == 0
+        assert made.linear(zeros(rows, 128), weights, None, False, zeros(rows, 600), gated=True) == 0
         slots = [(t // 16, t % 16) for t in range(rows)]
         assert made.rope_and_store_kv(zeros(rows, QKV_COLS), table, table, list(range(rows)), slots, cache) == 0
         ranges = [(0, rows, rows, [0, 1, 2])]

@@ -115,3 +115,52 @@ def test_fused_tables_agree_bit_for_bit(rng, dtype, tokens):
     results = {isa: cases.linear(_testing.CpuBackend(2, isa), x, matrix) for isa in fused}
     for isa in fused[1:]:
         assert_same_bits(results[isa], results[fused[0]], f"{isa} and {fused[0]}")
+
+
+# Formats of one stack: all kinds of kernels, and neighbours of one format.
+STACKS = [["f32", "f32"], ["bf16", "f32"], ["q8_0", "q4_1", "q4_1"], ["q4_1", "bf16", "q8_0"]]
+
+
+def make_stack(rng, formats, k):
+    """A stack of matrices of 40 rows, and the values that it holds."""
+    stack = _testing.MatrixStack([(name, 40) for name in formats], k)
+    values = []
+    for i, name in enumerate(formats):
+        weight = cases.normal(rng, 40, k)
+        matrix = _testing.PackedMatrix(name, 40, k)
+        source = cases.source_rows(rng, name, weight)
+        matrix.set_rows(0, 40, *source)
+        stack.set_rows(40 * i, 40, *source)
+        values.append(matrix)
+    return stack, values
+
+
+@pytest.mark.parametrize("formats", STACKS, ids="+".join)
+@pytest.mark.parametrize("tokens", [1, 5, 20, 70])
+def test_a_stack_is_its_matrices_side_by_side(backend, rng, formats, tokens):
+    stack, matrices = make_stack(rng, formats, 96)
+    assert stack.parts < len(formats) or len(set(formats)) == len(formats)
+    rows = 40 * len(formats)
+    x, bias, before = cases.normal(rng, tokens, 96), cases.normal(rng, rows), cases.normal(rng, tokens, rows)
+    together = cases.linear(backend, x, stack, bias, before, rows=rows)
+    for i, matrix in enumerate(matrices):
+        part = slice(40 * i, 40 * i + 40)
+        alone = cases.linear(backend, x, matrix, bias[part], np.ascontiguousarray(before[:, part]))
+        assert_same_bits(np.ascontiguousarray(together[:, part]), alone, f"matrix {i}")
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "q4_1"])
+@pytest.mark.parametrize("tokens", [1, 7, 16, 20, 100])
+def test_prologues_are_what_they_say(isa, rng, name, tokens):
+    """A layer on rows that were made before gives the same bits, however the work is shared."""
+    k = 96
+    matrix = _testing.PackedMatrix(name, 40, k)
+    matrix.set_rows(0, 40, *cases.source_rows(rng, name, cases.normal(rng, 40, k)))
+    for threads in (1, 2, 3):
+        backend = _testing.CpuBackend(threads, isa)
+        x, weight = cases.normal(rng, tokens, k), cases.normal(rng, k)
+        before = cases.linear(backend, cases.rms_norm(backend, x, weight), matrix)
+        assert_same_bits(cases.linear(backend, x, matrix, norm=(weight, 1e-5)), before, "norm")
+        gate_up = cases.normal(rng, tokens, 2 * k)
+        before = cases.linear(backend, cases.silu_mul(backend, gate_up), matrix)
+        assert_same_bits(cases.linear(backend, gate_up, matrix, gated=True), before, "gate")

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "python/bindings/testing/peak.h"
@@ -67,14 +68,16 @@ std::vector<double> time_empty_runs(int threads, int calls) {
   return time_calls(calls, [&](int) { pool.run([](int) {}); });
 }
 
-// Call i uses weight i mod count: enough of them keep every call's weights out of the caches.
+// Call i uses weight i mod count: enough of them keep every call's weights out of the caches. `norm`: weights of an RMS
+// norm before; `gated`: the input is gates and factors.
 std::vector<double> time_linear(TestBackend& test, Floats in, const std::vector<const PackedMatrix*>& weights,
-                                Floats out, int calls) {
+                                Floats out, int calls, const std::optional<Floats>& norm, bool gated) {
   const TensorView in_view = view(in);
   const TensorView out_view = view(out);
+  const Prologue prologue = norm ? Prologue(RmsNorm{span(*norm), 1e-5f}) : gated ? Prologue(GatedMul{}) : Prologue();
   return time_calls(calls, [&](int i) {
     const PackedMatrix& weight = *weights[static_cast<std::size_t>(i) % weights.size()];
-    test.backend->linear(in_view, weight, {}, Backend::Accumulate::kStore, out_view);
+    test.backend->linear(in_view, prologue, {&weight, 1}, {}, Backend::Accumulate::kStore, out_view);
   });
 }
 
@@ -98,18 +101,6 @@ std::vector<double> time_attention(TestBackend& test, Floats qkv, const std::vec
   });
 }
 
-std::vector<double> time_rms_norm(TestBackend& test, Floats in, const Floats& weight, Floats out, int calls) {
-  const TensorView in_view = view(in);
-  const TensorView out_view = view(out);
-  return time_calls(calls, [&](int) { test.backend->rms_norm(in_view, span(weight), 1e-5f, out_view); });
-}
-
-std::vector<double> time_silu_mul(TestBackend& test, Floats gate_up, Floats out, int calls) {
-  const TensorView in_view = view(gate_up);
-  const TensorView out_view = view(out);
-  return time_calls(calls, [&](int) { test.backend->silu_mul(in_view, out_view); });
-}
-
 }  // namespace
 
 void register_bench(py::module_& m) {
@@ -117,12 +108,9 @@ void register_bench(py::module_& m) {
   m.def("read_bandwidths", &read_bandwidths, py::arg("threads"), py::arg("bytes"), py::arg("window"), py::arg("calls"));
   m.def("time_empty_runs", &time_empty_runs, py::arg("threads"), py::arg("calls"));
   m.def("time_linear", &time_linear, py::arg("backend"), py::arg("x"), py::arg("weights"), py::arg("out"),
-        py::arg("calls"));
+        py::arg("calls"), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gated") = false);
   m.def("time_attention", &time_attention, py::arg("backend"), py::arg("qkv"), py::arg("caches"), py::arg("sequences"),
         py::arg("context_len"), py::arg("scale"), py::arg("out"), py::arg("calls"));
-  m.def("time_rms_norm", &time_rms_norm, py::arg("backend"), py::arg("x"), py::arg("weight"), py::arg("out"),
-        py::arg("calls"));
-  m.def("time_silu_mul", &time_silu_mul, py::arg("backend"), py::arg("gate_up"), py::arg("out"), py::arg("calls"));
 }
 
 }  // namespace llmsrv::testing

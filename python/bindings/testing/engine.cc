@@ -38,12 +38,9 @@ class HookedBackend : public Backend {
     begin_step_();
     real_->embed(ids, table, out);
   }
-  void do_rms_norm(TensorView in, std::span<const float> weight, float eps, TensorView out) override {
-    real_->rms_norm(in, weight, eps, out);
-  }
-  void do_linear(TensorView in, const PackedMatrix& weight, std::span<const float> bias, Accumulate mode,
-                 TensorView out) override {
-    real_->linear(in, weight, bias, mode, out);
+  void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
+                 std::span<const float> bias, Accumulate mode, TensorView out) override {
+    real_->linear(in, prologue, weights, bias, mode, out);
   }
   void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
                             std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
@@ -59,7 +56,6 @@ class HookedBackend : public Backend {
                       std::span<const BlockMove> moves) override {
     real_->move_blocks(from, to, moves);
   }
-  void do_silu_mul(TensorView gate_up, TensorView out) override { real_->silu_mul(gate_up, out); }
 
   std::unique_ptr<Backend> real_;
   std::function<void()> begin_step_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpp/cpu/isa.h"
+#include "cpp/quant/matrix_stack.h"
 #include "python/bindings/testing/test_backend.h"
 #include "python/bindings/testing/testing.h"
 
@@ -63,16 +64,29 @@ long move_blocks(TestBackend& test, const std::vector<const KvCache*>& from, con
   return allocation_count() - before;
 }
 
-long linear(TestBackend& test, Floats in, const PackedMatrix& weight, const std::optional<Floats>& bias, bool add,
-            Floats out) {
+// `norm`: weights and epsilon of an RMS norm before; `gated`: the input is gates and factors.
+long linear(TestBackend& test, Floats in, std::span<const PackedMatrix> weights, const std::optional<Floats>& bias,
+            bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
   const TensorView in_view = view(in);
   const TensorView out_view = view(out);
   const std::span<const float> bias_values = bias ? span(*bias) : std::span<const float>();
+  const Prologue prologue = norm    ? Prologue(RmsNorm{span(norm->first), norm->second})
+                            : gated ? Prologue(GatedMul{})
+                                    : Prologue();
   py::gil_scoped_release release;
   const long before = allocation_count();
-  test.backend->linear(in_view, weight, bias_values, add ? Backend::Accumulate::kAdd : Backend::Accumulate::kStore,
-                       out_view);
+  test.backend->linear(in_view, prologue, weights, bias_values,
+                       add ? Backend::Accumulate::kAdd : Backend::Accumulate::kStore, out_view);
   return allocation_count() - before;
+}
+
+long linear_of_matrix(TestBackend& test, Floats in, const PackedMatrix& weight, const std::optional<Floats>& bias,
+                      bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
+  return linear(test, in, {&weight, 1}, bias, add, out, norm, gated);
+}
+long linear_of_stack(TestBackend& test, Floats in, const MatrixStack& weights, const std::optional<Floats>& bias,
+                     bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
+  return linear(test, in, weights.parts(), bias, add, out, norm, gated);
 }
 
 void register_backend(py::module_& m) {
@@ -81,10 +95,10 @@ void register_backend(py::module_& m) {
       .def_property_readonly("description", [](const TestBackend& test) { return test.backend->description(); })
       .def(
           "reserve",
-          [](TestBackend& test, int tokens, int sequences, int context_len, int hidden_cols, const HeadShape& shape) {
-            test.backend->reserve({tokens, sequences, context_len, hidden_cols, shape});
+          [](TestBackend& test, int tokens, int sequences, int context_len, int input_cols, const HeadShape& shape) {
+            test.backend->reserve({tokens, sequences, context_len, input_cols, shape});
           },
-          py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("context_len"), py::arg("hidden_cols"),
+          py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("context_len"), py::arg("input_cols"),
           py::arg("shape"))
       .def(
           "embed",
@@ -94,24 +108,10 @@ void register_backend(py::module_& m) {
             return allocation_count() - before;
           },
           py::arg("ids"), py::arg("table"), py::arg("out").noconvert())
-      .def(
-          "rms_norm",
-          [](TestBackend& test, Floats in, const Floats& weight, float eps, Floats out) {
-            const long before = allocation_count();
-            test.backend->rms_norm(view(in), span(weight), eps, view(out));
-            return allocation_count() - before;
-          },
-          py::arg("x").noconvert(), py::arg("weight"), py::arg("eps"), py::arg("out").noconvert())
-      .def("linear", &linear, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
-           py::arg("out").noconvert())
-      .def(
-          "silu_mul",
-          [](TestBackend& test, Floats gate_up, Floats out) {
-            const long before = allocation_count();
-            test.backend->silu_mul(view(gate_up), view(out));
-            return allocation_count() - before;
-          },
-          py::arg("gate_up").noconvert(), py::arg("out").noconvert())
+      .def("linear", &linear_of_matrix, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
+           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gated") = false)
+      .def("linear", &linear_of_stack, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
+           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gated") = false)
       .def("rope_and_store_kv", &rope_and_store_kv, py::arg("qkv").noconvert(), py::arg("cos"), py::arg("sin"),
            py::arg("positions"), py::arg("slots"), py::arg("cache"))
       .def("paged_attention", &paged_attention, py::arg("qkv").noconvert(), py::arg("cache"), py::arg("ranges"),

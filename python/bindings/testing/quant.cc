@@ -1,11 +1,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "cpp/base/float16.h"
+#include "cpp/quant/matrix_stack.h"
 #include "cpp/quant/packed_matrix.h"
 #include "cpp/quant/source_format.h"
 #include "python/bindings/testing/testing.h"
@@ -29,12 +31,30 @@ py::array_t<float> unpack(const std::string& format, const py::bytes& source, st
   return out;
 }
 
+WeightFormat weight_format(const std::string& name) {
+  const std::optional<WeightFormat> format = weight_format_from_name(name);
+  if (!format) throw std::invalid_argument("unknown weight format '" + name + "'");
+  return *format;
+}
+
 void set_rows(PackedMatrix& matrix, int first, int count, const std::string& format, const py::bytes& source,
               int threads) {
   const std::string_view bytes = source;
   ThreadPool pool(threads);
   matrix.set_rows(first, count, source_format(format),
                   std::span(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()), pool);
+}
+
+// Rows of a stack; they lie in one of its parts.
+void set_stack_rows(MatrixStack& stack, int first, int count, const std::string& format, const py::bytes& source) {
+  const MatrixStack::Place place = stack.place_of(first);
+  set_rows(*place.matrix, place.row, count, format, source, 1);
+}
+
+MatrixStack matrix_stack(const std::vector<std::pair<std::string, int>>& matrices, int cols) {
+  std::vector<MatrixStack::Rows> rows;
+  for (const auto& [format, count] : matrices) rows.push_back({count, weight_format(format)});
+  return MatrixStack(rows, cols);
 }
 
 }  // namespace
@@ -56,9 +76,7 @@ void register_quant(py::module_& m) {
 
   py::class_<PackedMatrix>(m, "PackedMatrix")
       .def(py::init([](const std::string& format, int rows, int cols) {
-             const std::optional<WeightFormat> known = weight_format_from_name(format);
-             if (!known) throw std::invalid_argument("unknown weight format '" + format + "'");
-             return PackedMatrix(*known, rows, cols);
+             return PackedMatrix(weight_format(format), rows, cols);
            }),
            py::arg("format"), py::arg("rows"), py::arg("cols"))
       .def("set_rows", &set_rows, py::arg("first"), py::arg("count"), py::arg("format"), py::arg("source"),
@@ -77,6 +95,11 @@ void register_quant(py::module_& m) {
       .def("packed", [](const PackedMatrix& matrix) {  // a copy of the packed bytes
         return py::bytes(reinterpret_cast<const char*>(matrix.panel(0)), matrix.bytes());
       });
+
+  py::class_<MatrixStack>(m, "MatrixStack")
+      .def(py::init(&matrix_stack), py::arg("matrices"), py::arg("cols"))  // matrices: (format, rows)
+      .def("set_rows", &set_stack_rows, py::arg("first"), py::arg("count"), py::arg("format"), py::arg("source"))
+      .def_property_readonly("parts", [](const MatrixStack& stack) { return stack.parts().size(); });
 }
 
 }  // namespace llmsrv::testing

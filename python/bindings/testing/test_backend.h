@@ -45,8 +45,9 @@ inline DType dtype_from_name(const std::string& name) {
 // A backend with a pool of its own.
 struct TestBackend {
   TestBackend(int threads, const std::string& isa) : pool(threads), backend(make_cpu_backend(pool, isa)) {
+    constexpr int kMostRows = 600;
     constexpr int kWidestMatrix = 8192;
-    backend->reserve({1, 1, 1, kWidestMatrix, {1, 1, 2}});  // for operations that need no attention
+    backend->reserve({kMostRows, 1, 1, kWidestMatrix, {1, 1, 2}});  // for operations that need no attention
   }
   ThreadPool pool;
   std::unique_ptr<Backend> backend;

@@ -1,4 +1,4 @@
-#include "cpp/model/matrix_stack.h"
+#include "cpp/quant/matrix_stack.h"
 
 #include "cpp/base/check.h"
 
@@ -21,18 +21,16 @@ std::vector<MatrixStack::Rows> joined(std::span<const MatrixStack::Rows> matrice
 }  // namespace
 
 MatrixStack::MatrixStack(std::span<const Rows> matrices, int cols) {
-  int first_row = 0;
-  for (const Rows& rows : joined(matrices)) {
-    parts_.push_back({PackedMatrix(rows.format, rows.count, cols), first_row});
-    first_row += rows.count;
-  }
+  for (const Rows& rows : joined(matrices)) parts_.emplace_back(rows.format, rows.count, cols);
 }
 
-MatrixStack::Part& MatrixStack::part_of(int row) {
-  for (Part& part : parts_) {
-    if (row >= part.first_row && row < part.first_row + part.matrix.rows()) return part;
+MatrixStack::Place MatrixStack::place_of(int row) {
+  int below = row;
+  for (PackedMatrix& part : parts_) {
+    if (below < part.rows()) return {&part, below};
+    below -= part.rows();
   }
-  throw InternalError("no part of the stack has row " + std::to_string(row));
+  throw InternalError("the stack has no row " + std::to_string(row));
 }
 
 std::size_t MatrixStack::packed_bytes(std::span<const Rows> matrices, int cols) {
