@@ -8,9 +8,15 @@
 namespace llmsrv {
 
 double log_sum_exp(std::span<const float> logits) {
+  constexpr std::size_t kBlock = 256;
   const float max = row_max(logits);
+  float weights[kBlock];
   double sum = 0.0;
-  for (const float logit : logits) sum += static_cast<double>(std::exp(logit - max));
+  for (std::size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const std::span<const float> block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    for (std::size_t i = 0; i < block.size(); ++i) weights[i] = exp_of_negative(block[i] - max);
+    sum += row_sum({weights, block.size()});
+  }
   return static_cast<double>(max) + std::log(sum);
 }
 

@@ -56,15 +56,22 @@ class Sampler {
   };
   // One per thread.
   struct Scratch {
-    std::vector<float> logits;          // [vocab]
+    std::vector<float> weights;         // [vocab]: logits, then what draw() makes of them
+    std::vector<float> block_max;       // [vocab / kBlock]: the largest weight of each block
     std::vector<Candidate> candidates;  // [vocab]
     TokenCounts counts;                 // [vocab], zero between rows
   };
+  static constexpr std::size_t kBlock = 64;
+
   static void sample_row(std::span<const float> logits, const SampleRow& row, Scratch& scratch, Sampled& result);
   static TokenId draw(const SampleRow& row, Scratch& scratch);
+  static std::size_t weigh(const SamplingParams& params, Scratch& scratch);
   static bool likelier(const Candidate& a, const Candidate& b);
-  static void cut(const SamplingParams& params, Scratch& scratch);
-  static void cut_top_p(float top_p, std::vector<Candidate>& candidates);
+  static double total_mass(std::span<const Candidate> candidates);
+  static void keep(const SamplingParams& params, bool cuts_k, Scratch& scratch);
+  template <typename Enough>
+  static void gather_likeliest(Scratch& scratch, const Enough& enough);
+  static void cut_top_p(double mass, std::vector<Candidate>& candidates);
 
   int vocab_size_;
   ThreadPool& pool_;

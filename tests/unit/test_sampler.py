@@ -10,8 +10,8 @@ from llmsrv import _testing
 VOCAB = 50
 
 
-def random_logits(seed, rows=1, vocab=VOCAB):
-    return np.random.default_rng(seed).normal(scale=3.0, size=(rows, vocab)).astype(np.float32)
+def random_logits(seed, rows=1, vocab=VOCAB, scale=3.0):
+    return np.random.default_rng(seed).normal(scale=scale, size=(rows, vocab)).astype(np.float32)
 
 
 def sample_one(logits, **params):
@@ -61,23 +61,40 @@ def test_extreme_values_still_draw_what_is_allowed(temperature, penalty, sign):
     top_k=st.sampled_from([0, 1, 3, 20, VOCAB, 1000]),
     top_p=st.sampled_from([0.01, 0.3, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    vocab=st.sampled_from([1, 63, 64, 65, VOCAB, 1025, 3000]),
+    scale=st.sampled_from([0.01, 3.0, 40.0]),
 )
-def test_draws_stay_inside_the_kept_set_and_follow_its_inverse_cdf(seed, temperature, top_k, top_p, min_p):
-    logits = random_logits(seed)[0]
+def test_draws_stay_inside_the_kept_set_and_follow_its_inverse_cdf(
+    seed, temperature, top_k, top_p, min_p, vocab, scale
+):
+    """Flat and steep rows, within one block of the scan and over many."""
+    logits = random_logits(seed, vocab=vocab, scale=scale)[0]
     order, probabilities = reference_kept(logits, np.float32(temperature), top_k, top_p, min_p)
-    candidates = len(reference_kept(logits, np.float32(temperature), 0, 1.0, min_p)[0])
+    candidates = len(reference_kept(logits, np.float32(temperature), 0, 1.0, max(min_p, 1e-37))[0])
     for draw_seed in range(5):
         token = sample_one(
             logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=draw_seed, prompt=[1, 2]
         )[0]
-        assert token in order
-        if 0 < top_k < candidates or top_p < 1:
+        # The core's exp is float: what is on the edge of a cut may fall on either side.
+        edges = np.flatnonzero(np.abs(logits - logits[order[-1]]) < 1e-4 * temperature)
+        assert token in order or token in edges
+        if token in order and (0 < top_k < candidates or top_p < 1):
             u = _testing.counter_uniform(draw_seed, 0, 2)
             cumulative = np.cumsum(probabilities)
             expected = order[min(int(np.searchsorted(cumulative, u, side="right")), len(order) - 1)]
             position = order.index(token)
-            # The core's exp is float: a draw on the edge of two tokens may fall on either.
             assert token == expected or min(abs(cumulative[position] - u), abs(cumulative[position - 1] - u)) < 1e-5
+
+
+@pytest.mark.parametrize("vocab", [4, 1023, 5000])
+def test_draws_without_cuts_walk_the_ids(vocab):
+    logits = random_logits(7, vocab=vocab, scale=1.0)[0]
+    weights = np.exp(logits.astype(np.float64))
+    cumulative = np.cumsum(weights) / weights.sum()
+    for seed in range(200):
+        u = _testing.counter_uniform(seed, 0, 0)
+        token = sample_one(logits, seed=seed)[0]
+        assert token == np.searchsorted(cumulative, u, side="right") or np.abs(cumulative - u).min() < 1e-6
 
 
 def test_frequencies_match_the_distribution():
