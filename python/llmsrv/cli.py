@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from llmsrv.config import EngineOptions, ServeConfig, flags_of, from_flags, parse_model_len, parse_size
+from llmsrv.config import DEFAULT_DTYPE, EngineOptions, ServeConfig, flags_of, from_flags, parse_model_len, parse_size
 from llmsrv.errors import ServiceError
 from llmsrv.params import SamplingParams
 
@@ -62,7 +62,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")] = False,
     time_limit: Annotated[float | None, typer.Option(help="Seconds; what is done by then is the result.")] = None,
-    dtype: Annotated[str, typer.Option(help="Type of the weight matrices: bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weight matrices: auto (as the file has them), bfloat16 or float32.")
+    ] = DEFAULT_DTYPE,
     threads: Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(parser=parse_model_len, help="Longest prompt plus output.")

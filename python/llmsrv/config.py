@@ -17,7 +17,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
 # What `--dtype` is when nothing is asked for.
-DEFAULT_DTYPE = "bfloat16"
+DEFAULT_DTYPE = "auto"
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "quantization": ("int8", "int4"),

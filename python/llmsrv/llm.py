@@ -213,6 +213,7 @@ class _LoopThread:
 
 
 def _shut_down(thread: _LoopThread, service: GenerationService) -> None:
+    service.stop_engine()  # here: while the interpreter ends, the loop can start no thread for it
     thread.run(service.close())
     thread.stop()
 

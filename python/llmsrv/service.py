@@ -100,6 +100,7 @@ class GenerationService:
         self._drain_state: State | None = None
         self._failure: str | None = None
         self._queue = QueueDrain()
+        self._closed = False
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -214,14 +215,20 @@ class GenerationService:
                 logger.warning("drain timeout: %d callers did not read their last message", self._open)
         self._drain_state = State.DRAINED
 
-    async def close(self) -> None:
-        """Ends everything in flight as aborted and stops all threads. Idempotent."""
-        if self._closing.is_set():
-            return
+    def stop_engine(self) -> None:
+        """Ends everything in flight as aborted, and waits for the engine's threads. Any thread but the loop's."""
         self._drain_state = self._drain_state or State.DRAINING
         self._closing.set()
-        await asyncio.to_thread(self._engine.shutdown)
-        await asyncio.to_thread(self._pump_thread.join)
+        self._engine.shutdown()
+        self._pump_thread.join()
+
+    async def close(self) -> None:
+        """Ends everything in flight as aborted and stops all threads. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pump_thread.is_alive():
+            await asyncio.to_thread(self.stop_engine)
         await asyncio.sleep(0)  # the pump's last delivery runs before this returns
         self._drain_state = State.DRAINED
         self._workers.shutdown(wait=False)

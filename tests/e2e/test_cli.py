@@ -18,9 +18,9 @@ def llmsrv_command(*arguments, **options):
 
 
 def test_demo_answers_over_grpc(smollm2_path):
-    result = llmsrv_command("demo", "--model", str(smollm2_path), "--question", "What is the capital of France?")
+    result = llmsrv_command("demo", "--model", str(smollm2_path), "--question", "What is the capital of Japan?")
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
+    assert "Tokyo" in result.stdout
     assert re.search(r"time to first token \d+ ms, then [\d.]+ tokens/s", result.stdout)
 
 
@@ -49,11 +49,11 @@ def test_demo_keep_serves_until_it_is_told_to_stop(smollm2_path):
 
 def test_generate_prints_the_text(smollm2_path):
     arguments = ["--model", str(smollm2_path), "--chat", "--temperature", "0", "--max-tokens", "20"]
-    quiet = llmsrv_command("generate", *arguments, "--quiet", "What is the capital of France?")
+    quiet = llmsrv_command("generate", *arguments, "--quiet", "What is the capital of Japan?")
     assert quiet.returncode == 0, quiet.stderr
-    assert "Paris" in quiet.stdout
+    assert "Tokyo" in quiet.stdout
     assert quiet.stderr == ""
-    loud = llmsrv_command("generate", *arguments, "What is the capital of France?")
+    loud = llmsrv_command("generate", *arguments, "What is the capital of Japan?")
     assert loud.stdout == quiet.stdout
     assert "memory plan" in loud.stderr
 

@@ -39,7 +39,7 @@ CASES = {
         },
     },
     "ids only": {"output": {"text": False, "token_ids": True}},
-    "chat": {"text": None, "chat": chat("What is the capital of France?")},
+    "chat": {"text": None, "chat": chat("What is the capital of Japan?")},
     "stop": {"max_tokens": 40, "stopping": {"stop_strings": ["\n", "."]}},
 }
 
@@ -55,9 +55,9 @@ def test_stream_and_unary_are_equal(daemon, name):
 
 def test_chat_answers_the_question(daemon):
     answer = daemon.inference.Generate(
-        request(None, chat=chat("What is the capital of France?"), max_tokens=30, stopping={"ignore_eos": False})
+        request(None, chat=chat("What is the capital of Japan?"), max_tokens=30, stopping={"ignore_eos": False})
     )
-    assert "Paris" in answer.completions[0].text
+    assert "Tokyo" in answer.completions[0].text
     assert answer.completions[0].finish.reason == types_pb2.FINISH_REASON_STOP
     assert answer.completions[0].finish.WhichOneof("stop") == "eos_token_id"
     assert "<|im_end|>" not in answer.completions[0].text

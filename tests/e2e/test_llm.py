@@ -1,6 +1,8 @@
 """The engine in this process: LLM, AsyncLLM, and the same tokens as over gRPC."""
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,7 +12,7 @@ from llmsrv import LLM, AsyncLLM, SamplingParams
 from llmsrv.errors import Code, ServiceError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 LIMITS = {"max_model_len": 512, "kv_cache_memory": "64MiB", "max_num_seqs": 4, "max_num_batched_tokens": 64}
 
 
@@ -54,7 +56,7 @@ def test_a_prompt_is_text_or_ids(llm):
 def test_chat(llm):
     params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=True, top_logprobs=2)
     (output,) = llm.chat(QUESTION, params)
-    assert "Paris" in output.text
+    assert "Tokyo" in output.text
     assert output.finish_reason == "stop"
     assert len(output.logprobs) == len(output.token_ids)
     assert len(output.logprobs[0].top) == 2
@@ -66,7 +68,7 @@ def test_stream(llm):
     deltas = list(llm.stream("Once upon a time", GREEDY))
     assert "".join(delta.text for delta in deltas) == whole
     assert deltas[-1].finish.reason.value == "length"
-    assert "Paris" in "".join(
+    assert "Tokyo" in "".join(
         delta.text for delta in llm.stream(QUESTION, SamplingParams(temperature=0, max_tokens=20))
     )
 
@@ -117,6 +119,16 @@ def test_closing_twice_and_using_afterwards(smollm2_path):
     llm.close()
 
 
+def test_a_script_may_end_without_closing(smollm2_path):
+    script = (
+        "from llmsrv import LLM, SamplingParams\n"
+        f"llm = LLM({str(smollm2_path)!r}, quiet=True, max_model_len=64, kv_cache_memory='16MiB')\n"
+        "print(llm.generate('The', SamplingParams(temperature=0, max_tokens=2))[0].finish_reason)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "length\n", "")
+
+
 def test_async(smollm2_path, llm):
     async def body():
         async with await AsyncLLM.load(str(smollm2_path), quiet=True, **LIMITS) as other:
@@ -133,4 +145,4 @@ def test_async(smollm2_path, llm):
     texts, streamed, answer = asyncio.run(body())
     assert texts == [output.text for output in llm.generate([f"The number {i} is" for i in range(6)], GREEDY)]
     assert streamed == llm.generate("Once upon a time", GREEDY)[0].text
-    assert "Paris" in answer
+    assert "Tokyo" in answer
