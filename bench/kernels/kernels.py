@@ -67,6 +67,12 @@ class Bench:
     def normal(self, rows, cols):
         return self.rng.standard_normal((rows, cols), dtype=np.float32)
 
+    def activations(self, rows, cols, empty=False):
+        """A matrix with rows as a model has them: an odd number of cache lines apart."""
+        whole = np.zeros((rows, (-(-cols // 16) | 1) * 16), np.float32)
+        whole[:, :cols] = 0 if empty else self.normal(rows, cols)
+        return whole[:, :cols]
+
     def timed(self, run):
         """Seconds of a call, after a warm-up that also decides how many calls fit into the time."""
         warm = min(run(3))
@@ -111,7 +117,7 @@ class Bench:
         matrices = self.matrices(n, k)
         for m in TOKENS:
             gated = name in GATED
-            x, out = self.normal(m, 2 * k if gated else k), np.zeros((m, n), np.float32)
+            x, out = self.activations(m, 2 * k if gated else k), self.activations(m, n, empty=True)
             norm = np.ones(k, np.float32) if name in NORMED else None
             seconds = self.timed(
                 lambda calls, x=x, out=out, norm=norm, gated=gated: _testing.time_linear(
@@ -128,7 +134,7 @@ class Bench:
         caches = []
         while sum(c.nbytes for c in caches) < COLD_BYTES:
             caches.append(_testing.KvCache(self.backend, shape, 16, self.cache_dtype, sequences * context // 16))
-        qkv, out = self.normal(tokens, 960), np.zeros((tokens, 576), np.float32)
+        qkv, out = self.activations(tokens, 960), self.activations(tokens, 576, empty=True)
         seconds = self.timed(
             lambda calls: _testing.time_attention(self.backend, qkv, caches, sequences, context, 0.125, out, calls)
         )

@@ -20,8 +20,9 @@ ActivationCols activation_cols(const ModelSpec& spec) {
           2 * spec.intermediate_size, spec.intermediate_size,  spec.vocab_size};
 }
 
-// Rows start on cache lines, so that two threads never write one line.
-int padded(int cols) { return (cols + 15) / 16 * 16; }
+// Rows are whole cache lines, so that two threads never write one line, and an odd number of them: with a power of two
+// the same columns of all rows would fall on a few places of a cache.
+int padded(int cols) { return ((cols + 15) / 16 | 1) * 16; }
 
 std::size_t tensor_bytes(int rows, int cols) {
   return static_cast<std::size_t>(rows) * static_cast<std::size_t>(padded(cols)) * sizeof(float);
