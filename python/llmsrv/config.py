@@ -185,14 +185,20 @@ class ServeConfig(EngineOptions):
     served_model_name: str | None = _option("Name that clients use. Default: the model's file or folder name.", None)
     host: str = _option("Address to listen on.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
+    http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
+    http_port: int | None = _option(
+        "Serve the OpenAI-compatible HTTP API on this port, too; 0 picks a free one and prints it. Default: no HTTP.",
+        None,
+    )
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port: must be in 0..65535, not {self.port}")
+        for name in ("port", "http_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
         if self.drain_timeout < 0:
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
         if self.served_model_name == "":

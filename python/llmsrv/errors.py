@@ -25,6 +25,7 @@ class Code(IntEnum):
     UNAVAILABLE = 14
 
 
+# UNIMPLEMENTED is not 501: it is for a field of a request, and clients send a request again when its status is 5xx.
 HTTP_STATUS: Mapping[Code, int] = {
     Code.OK: 200,
     Code.CANCELLED: 499,
@@ -34,7 +35,7 @@ HTTP_STATUS: Mapping[Code, int] = {
     Code.ALREADY_EXISTS: 409,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.FAILED_PRECONDITION: 400,
-    Code.UNIMPLEMENTED: 501,
+    Code.UNIMPLEMENTED: 400,
     Code.INTERNAL: 500,
     Code.UNAVAILABLE: 503,
 }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmsrv.errors import Code, ServiceError
+from llmsrv.latencies import RequestWatch
 from llmsrv.params import (
     Completion,
     Delta,
@@ -106,6 +107,7 @@ class Generation:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         texts: Sequence[SequenceText | None],
+        watch: RequestWatch,
         stop: Callable[[int], object],
         closed: Callable[["Generation"], None],
     ) -> None:
@@ -116,6 +118,7 @@ class Generation:
         self._prompt_ids = prompt_ids
         self._params = params
         self._choices = [_Choice(text) for text in texts]
+        self._watch = watch
         self._stop = stop
         self._on_closed = closed
         # The first prompt position has no distribution before it; the core's list begins with the second.
@@ -184,15 +187,17 @@ class Generation:
 
     # --- the core's side ---
 
-    def deliver(self, output: "_core.Output") -> None:
-        """Takes one output of the core. REQUIRES: it has no error; fail() takes that."""
+    def deliver(self, output: "_core.Output", now: float) -> None:
+        """Takes one output of the core. REQUIRES: it has no error; fail() takes that. `now`: monotonic seconds."""
         if self._params.prompt_logprobs:
             self._prompt_logprobs += [_logprob(each) for each in output.prompt_logprobs]
         choice = self._choices[output.index]
         if choice.finish is None:  # later tokens of a sequence that a stop string ended are dropped
+            if output.token_ids:
+                self._watch.note_tokens(output.index, len(output.token_ids), now)
             self._advance(choice, output)
         if output.final:
-            self._end(output)
+            self._watch.note_end(*self._end(output), now)
         elif all(each.finish is not None for each in self._choices):
             self._stop(self.key)  # stop strings are ours to find: the core would go on
         self._wake()
@@ -225,13 +230,14 @@ class Generation:
         choice.finish = finish
         merge(self._pending, Delta(output.index, text, token_ids, logprobs, count, finish))
 
-    def _end(self, output: "_core.Output") -> None:
+    def _end(self, output: "_core.Output") -> tuple[Usage, Timing]:
         usage, timing = output.usage, output.timing
         completion_tokens = sum(each.token_count for each in self._choices)
         self._ending = (
             Usage(usage.prompt_tokens, completion_tokens, usage.cached_prompt_tokens),
             Timing(timing.queue_s, timing.prefill_s, timing.decode_s, timing.preemptions),
         )
+        return self._ending
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done() and self._has_news():

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
 from llmsrv.generation import Generation, SequenceText, collect
+from llmsrv.latencies import Latencies
 from llmsrv.params import (
     ChatPrompt,
     GenerationRequest,
@@ -101,6 +102,7 @@ class GenerationService:
         self._failure: str | None = None
         self._queue = QueueDrain()
         self._closed = False
+        self.latencies = Latencies()
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -159,6 +161,14 @@ class GenerationService:
     async def clear_prefix_cache(self) -> int:
         """Forgets all cached prefixes; how many blocks became free."""
         return await self._loop.run_in_executor(self._book_worker, self._engine.clear_prefix_cache)
+
+    async def violations(self, request: GenerationRequest) -> Sequence[Violation]:
+        """What submit() would refuse in the request's fields; nothing is submitted."""
+        try:
+            await self._loop.run_in_executor(self._workers, self._prepare, request, "unsubmitted", None)
+        except ServiceError as error:
+            return error.violations
+        return ()
 
     def check_model(self, name: str) -> None:
         """Raises NOT_FOUND for a name that is not served. Empty means the served model."""
@@ -244,7 +254,8 @@ class GenerationService:
     # --- admission ---
 
     async def _admit(self, request: GenerationRequest) -> Generation:
-        deadline = None if request.deadline_s is None else time.monotonic() + request.deadline_s
+        arrived = time.monotonic()
+        deadline = None if request.deadline_s is None else arrived + request.deadline_s
         self._refuse_unless_serving()
         self.check_model(request.model)
         _time_left(deadline)
@@ -256,9 +267,9 @@ class GenerationService:
         finally:
             self._preparing -= 1
         self._refuse_unless_serving()
-        return self._enter(request_id, prepared, deadline)
+        return self._enter(request_id, prepared, deadline, arrived)
 
-    def _enter(self, request_id: str, prepared: _Prepared, deadline: float | None) -> Generation:
+    def _enter(self, request_id: str, prepared: _Prepared, deadline: float | None, arrived: float) -> Generation:
         """Hands a prepared request to the core. No await here: no output is delivered before its key is known."""
         try:
             key = self._engine.submit(prepared.request, deadline_s=_time_left(deadline))
@@ -274,6 +285,7 @@ class GenerationService:
             prompt_ids=prepared.prompt_ids,
             params=prepared.params,
             texts=prepared.texts,
+            watch=self.latencies.watch(prepared.params, arrived),
             stop=self._engine.stop,
             closed=self._forget,
         )
@@ -436,7 +448,7 @@ class GenerationService:
                 continue  # its reader left, and the core was told
             try:
                 if output.error is None:
-                    generation.deliver(output)
+                    generation.deliver(output, now)
                 else:
                     generation.fail(self._ended_early(output.error))
             except Exception:  # one request's text must not hurt the others

@@ -16,6 +16,7 @@ from llmsrv.config import ServeConfig, flags_of, from_flags
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
+    from llmsrv.serve.http_api.server import HttpServer
     from llmsrv.service import GenerationService
 
 
@@ -24,9 +25,10 @@ def main() -> None:
     import typer
 
     def serve(**options: object) -> None:
-        """Serve a language model over gRPC.
+        """Serve a language model over gRPC, and with --http-port over HTTP, too.
 
-        Answers llmsrv.v1, grpc.health.v1 and reflection. Ctrl-C or SIGTERM finishes what runs, then exits.
+        gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics. Ctrl-C or
+        SIGTERM finishes what runs, then exits.
         """
         try:
             config = from_flags(ServeConfig, options)
@@ -90,6 +92,7 @@ class Daemon:
         self._config = config
         self._began = time.monotonic()
         self._server: GrpcServer | None = None
+        self._http: HttpServer | None = None
         self._service: GenerationService | None = None
         self.port = 0
 
@@ -100,6 +103,12 @@ class Daemon:
         self._server = GrpcServer(self._config)
         self.port = await self._server.start()
         report(f"listening on {self._config.host}:{self.port}")
+        if self._config.http_port is not None:
+            from llmsrv.serve.http_api.server import HttpServer
+
+            self._http = HttpServer(self._config)
+            port = await self._http.start()
+            report(f"listening on http://{self._config.http_host}:{port}")
 
     async def load(self) -> None:
         """Loads the model; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""
@@ -111,19 +120,23 @@ class Daemon:
         self._service = GenerationService(model)
         if self._server is not None:
             await self._server.serve(self._service)
+        if self._http is not None:
+            await self._http.serve(self._service)
         took = time.monotonic() - self._began
         report(f"serving {model.name} on {self._config.host}:{self.port}, ready after {took:.2f} s")
 
     async def stop(self) -> None:
         """Drains, stops listening, stops the engine. Idempotent."""
         server, self._server = self._server, None
+        http, self._http = self._http, None
         service, self._service = self._service, None
         if service is not None:
             report(f"draining: {service.in_flight} requests in flight")
             if server is not None:
                 await server.drain(self._config.drain_timeout)
-        if server is not None:
-            await server.stop()
+        for listener in (http, server):
+            if listener is not None:
+                await listener.stop()
         if service is not None:
             await service.close()
             report("stopped")

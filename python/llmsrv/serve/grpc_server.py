@@ -31,6 +31,7 @@ from llmsrv.generation import Generation, collect
 from llmsrv.params import GenerationRequest
 from llmsrv.serve import convert
 from llmsrv.serve.health import HealthReporter
+from llmsrv.serve.listener import LOOPBACK, Listener
 from llmsrv.serve.status import abort, internal_error, status_of
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
@@ -60,7 +61,6 @@ OPTIONS = (
 INLINE_BYTES = 32 << 10  # larger requests are converted beside the loop, so that they hold up nobody
 WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
 STOP_GRACE_S = 0.5
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
 StateSample = Any  # the core's StateStats: serve/ does not touch the core
@@ -106,13 +106,13 @@ def _streaming(handler: Streaming) -> Streaming:
     return wrapped
 
 
-class GrpcServer:
+class GrpcServer(Listener):
     """The listener and what its services share."""
 
     def __init__(self, config: ServeConfig) -> None:
+        super().__init__()
         self.config = config
         self.start_time = time.time()
-        self._service: GenerationService | None = None
         self._health = HealthReporter(lambda: self.state)
         self._server = grpc.aio.server(options=OPTIONS)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
@@ -138,7 +138,7 @@ class GrpcServer:
 
     async def serve(self, service: GenerationService) -> None:
         """From now on requests are taken."""
-        self._service = service
+        await super().serve(service)
         await self._health.tell()
 
     async def drain(self, timeout_s: float) -> None:
@@ -154,18 +154,6 @@ class GrpcServer:
         """Stops listening. Open calls (health and stats watchers) are cut after the grace."""
         await self._health.stop()
         await self._server.stop(grace_s)
-
-    @property
-    def state(self) -> State:
-        """The service's state, or STARTING."""
-        return State.STARTING if self._service is None else self._service.state
-
-    @property
-    def service(self) -> GenerationService:
-        """The service. Raises UNAVAILABLE while there is none."""
-        if self._service is None:
-            raise ServiceError(Code.UNAVAILABLE, "the model is loading", reason="STARTING", retry_delay_s=1.0)
-        return self._service
 
 
 class _Inference(inference_pb2_grpc.InferenceServiceServicer):

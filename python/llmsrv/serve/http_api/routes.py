@@ -1,0 +1,307 @@
+"""What each path does. A handler returns a response or raises ServiceError; nothing else leaves."""
+
+import asyncio
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import llmsrv
+from llmsrv.errors import ServiceError, Violation
+from llmsrv.generation import Generation, collect
+from llmsrv.params import GenerationRequest
+from llmsrv.serve.http_api import convert
+from llmsrv.serve.http_api.answers import Answer, ChatAnswer, ChatStream, TextAnswer
+from llmsrv.serve.http_api.body import read_object
+from llmsrv.serve.http_api.convert import Asked
+from llmsrv.serve.http_api.errors import Refusal, error_response, refusal_response
+from llmsrv.serve.http_api.exposition import CONTENT_TYPE, exposition
+from llmsrv.serve.http_api.fields import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    Fields,
+    TokenizeFields,
+    read_fields,
+)
+from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
+from llmsrv.serve.listener import Listener
+from llmsrv.serve.status import internal_error
+from llmsrv.service import GenerationService, State
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+DEAD_STATES = (State.STALLED, State.FAILED)
+
+F = TypeVar("F", bound=Fields)
+Handler = Callable[[Any, Request], Awaitable[Response]]
+
+
+def api(listener: Listener) -> Starlette:
+    """The application."""
+    handlers = _Handlers(listener)
+    routes = [
+        Route("/v1/models", handlers.list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", handlers.get_model, methods=["GET"]),
+        Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
+        Route("/v1/completions", handlers.complete, methods=["POST"]),
+        Route("/tokenize", handlers.tokenize, methods=["POST"]),
+        Route("/detokenize", handlers.detokenize, methods=["POST"]),
+        Route("/health", handlers.health, methods=["GET"]),
+        Route("/ready", handlers.ready, methods=["GET"]),
+        Route("/version", handlers.version, methods=["GET"]),
+        Route("/metrics", handlers.metrics, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    app.router.redirect_slashes = False
+    return app
+
+
+def _handler(handler: Handler) -> Handler:
+    """Turns a handler's failure into an answer, and a bug into 500 without a traceback."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Request) -> Response:  # noqa: ANN401
+        try:
+            return await handler(self, request)
+        except ServiceError as error:
+            return error_response(error)
+        except Refusal as refusal:
+            return refusal_response(refusal)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception:
+            logger.exception("%s failed", handler.__name__)
+            return error_response(internal_error())
+
+    return wrapped
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    path = request.url.path[:200]
+    if status == 405:
+        refusal = Refusal(status, f"{path} does not take {request.method}", "method_not_allowed")
+    else:
+        refusal = Refusal(status, f"there is nothing at {path}", "not_found")
+    return refusal_response(refusal, getattr(error, "headers", None))
+
+
+class _Handlers:
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._created = int(time.time())
+
+    # --- generation ---
+
+    @_handler
+    async def chat(self, request: Request) -> Response:
+        asked = await self._asked(request, ChatFields, convert.chat_request)
+        kind = ChatStream if asked.stream else ChatAnswer
+        answer = kind(_answer_id("chatcmpl"), self._model_name, asked, self._token_bytes)
+        return await self._answered(request, answer)
+
+    @_handler
+    async def complete(self, request: Request) -> Response:
+        asked = await self._asked(request, CompletionFields, convert.completion_request)
+        echoed = [await self._echo(each) for each in asked.echo]
+        answer = TextAnswer(_answer_id("cmpl"), self._model_name, asked, self._token_bytes, echoed)
+        return await self._answered(request, answer)
+
+    async def _asked(
+        self, request: Request, kind: type[F], convert_fields: Callable[[F, list[Violation]], Asked]
+    ) -> Asked:
+        """What the body asks for. Raises with everything that is wrong with it, the service's reasons included."""
+        service = self._listener.service
+        try:
+            fields, violations = read_fields(kind, await read_object(request))
+            asked = None if fields is None else convert_fields(fields, violations)
+            if violations or asked is None:
+                raise await self._refused(asked, violations)
+        except ServiceError as error:
+            service.count_refusal(error)
+            raise
+        return asked
+
+    async def _refused(self, asked: Asked | None, violations: list[Violation]) -> ServiceError:
+        """Everything that is wrong with a body: what stands in `violations`, and what the service finds elsewhere."""
+        if asked is not None and asked.requests:
+            found = ServiceError.invalid(await self._listener.service.violations(asked.requests[0]))
+            named = [each.field for each in violations]
+            words = convert.in_client_words(found, asked.field_names, _prompt_name(asked, 0))
+            violations += [each for each in words.violations if not _is_named(each.field, named)]
+        return ServiceError.invalid(violations)
+
+    async def _echo(self, prompt: str | Sequence[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return await self._listener.service.detokenize(prompt, skip_special_tokens=False)
+
+    async def _answered(self, request: Request, answer: Answer) -> Response:
+        service = self._listener.service
+        if answer.asked.stream:
+            return await unless_gone(request.receive, _stream(service, answer))
+        body = await unless_gone(request.receive, _whole(service, answer))
+        return Response(body, headers={"x-request-id": answer.id}, media_type="application/json")
+
+    # --- models ---
+
+    @_handler
+    async def list_models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    @_handler
+    async def get_model(self, request: Request) -> Response:
+        self._listener.service.check_model(request.path_params["name"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, object]:
+        service = self._listener.service
+        return {
+            "id": service.model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "llmsrv",
+            "max_model_len": service.model.max_model_len,
+        }
+
+    @property
+    def _model_name(self) -> str:
+        return self._listener.service.model.name
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        return self._listener.service.model.tokenizer.token_bytes(token_id)
+
+    # --- text ---
+
+    @_handler
+    async def tokenize(self, request: Request) -> Response:
+        service = self._listener.service
+        fields, violations = read_fields(TokenizeFields, await read_object(request))
+        prompt = None if fields is None else convert.tokenize_prompt(fields, violations)
+        if fields is None or prompt is None or violations:
+            raise ServiceError.invalid(violations)
+        try:
+            tokenized = await service.tokenize(prompt, model=fields.model, add_special_tokens=fields.add_special_tokens)
+        except ServiceError as error:
+            names = {"template_kwargs": "chat_template_kwargs"}
+            raise convert.in_client_words(error, names, "prompt") from None
+        answer: dict[str, object] = {
+            "count": len(tokenized.token_ids),
+            "max_model_len": service.model.max_model_len,
+            "tokens": list(tokenized.token_ids),
+        }
+        if fields.return_token_strs:
+            answer["token_strs"] = [self._token_bytes(each).decode("utf-8", "replace") for each in tokenized.token_ids]
+        return _json(answer)
+
+    @_handler
+    async def detokenize(self, request: Request) -> Response:
+        fields, violations = read_fields(DetokenizeFields, await read_object(request))
+        if fields is None or violations:
+            raise ServiceError.invalid(violations)
+        try:
+            text = await self._listener.service.detokenize(fields.tokens, model=fields.model, skip_special_tokens=False)
+        except ServiceError as error:
+            raise convert.in_client_words(error, {"token_ids": "tokens"}, "tokens") from None
+        return _json({"prompt": text})
+
+    # --- state ---
+
+    @_handler
+    async def health(self, request: Request) -> Response:
+        """Live: the engine steps, is idle, or is being loaded."""
+        state = self._listener.state
+        return _json({"state": state.value}, 503 if state in DEAD_STATES else 200)
+
+    @_handler
+    async def ready(self, request: Request) -> Response:
+        """Takes requests."""
+        state = self._listener.state
+        return _json({"state": state.value}, 200 if state is State.SERVING else 503)
+
+    @_handler
+    async def version(self, request: Request) -> Response:
+        return _json({"version": llmsrv.__version__})
+
+    @_handler
+    async def metrics(self, request: Request) -> Response:
+        text = exposition(self._listener.service)
+        return Response(text, media_type=CONTENT_TYPE)
+
+
+async def _stream(service: GenerationService, answer: Answer) -> EventStream:
+    """A stream whose first update is there: until then a failure has a status of its own."""
+    generations = await _submitted(service, answer)
+    try:
+        updates = updates_of(generations)
+        return EventStream(answer, generations, await updates.__anext__(), updates)
+    except BaseException:
+        _close(generations)
+        raise
+
+
+async def _whole(service: GenerationService, answer: Answer) -> bytes:
+    generations = await _submitted(service, answer)
+    try:
+        outputs = [await collect(each) for each in generations]  # what the later ones gain meanwhile is kept for them
+    finally:
+        _close(generations)
+    asked = answer.asked
+    if asked.logprobs is None and asked.prompt_logprobs is None:
+        return answer.whole(outputs)
+    return await asyncio.to_thread(answer.whole, outputs)  # maybe many thousand records: built beside the loop
+
+
+async def _submitted(service: GenerationService, answer: Answer) -> list[Generation]:
+    """All requests of a body, or none. Their ids are the answer's, with a number if there are several."""
+    asked = answer.asked
+    generations: list[Generation] = []
+    try:
+        for number, each in enumerate(asked.requests):
+            generations.append(await service.submit(_with_id(each, answer, number)))
+    except BaseException as error:
+        _close(generations)
+        if isinstance(error, ServiceError):
+            raise convert.in_client_words(error, asked.field_names, _prompt_name(asked, len(generations))) from None
+        raise
+    return generations
+
+
+def _with_id(request: GenerationRequest, answer: Answer, number: int) -> GenerationRequest:
+    several = len(answer.asked.requests) > 1
+    return replace(request, request_id=f"{answer.id}-{number}" if several else answer.id)
+
+
+def _close(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.close()
+
+
+def _prompt_name(asked: Asked, number: int) -> str:
+    return "prompt" if len(asked.requests) == 1 else f"prompt[{number}]"
+
+
+def _is_named(field: str, named: Sequence[str]) -> bool:
+    """Whether the field, a part of it or the whole that it is a part of is among those named."""
+    return any(field.startswith(each) or each.startswith(field) for each in named)
+
+
+def _answer_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _json(body: dict[str, object], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

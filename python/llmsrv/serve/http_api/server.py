@@ -1,0 +1,86 @@
+"""The HTTP listener: uvicorn, on the daemon's own event loop and without its signal handlers."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from llmsrv.config import ServeConfig
+from llmsrv.serve.http_api.routes import api
+from llmsrv.serve.listener import LOOPBACK, Listener
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+HEADER_BYTES_MAX = 64 << 10
+# Clients keep idle connections for a minute or less: the one who closes first should be the client.
+KEEP_ALIVE_S = 75
+STOP_GRACE_S = 1
+
+
+class HttpServer(Listener):
+    """Listens from start() to stop()."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """REQUIRES: config.http_port is set."""
+        super().__init__()
+        self._host, self._port = config.http_host, config.http_port or 0
+        self._server = _Server(
+            uvicorn.Config(
+                api(self),
+                http="h11",  # no limit on headers in the other one
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.WARNING,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_GRACE_S,
+                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listens and returns the port. Raises OSError when the address cannot be bound."""
+        if self._host not in LOOPBACK:
+            logger.warning("%s:%d is open to the network, without encryption or authentication", self._host, self._port)
+        bound = _bound(self._host, self._port)
+        self._task = asyncio.create_task(self._server.serve([bound]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.001)
+        return int(bound.getsockname()[1])
+
+    async def stop(self) -> None:
+        """Stops listening. Answers under way are cut after a second."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The daemon has handlers of its own."""
+        yield
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that shares its port with nobody."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not the port of one that listens
+        bound.bind(address)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error}") from None
+    return bound

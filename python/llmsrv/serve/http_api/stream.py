@@ -1,0 +1,115 @@
+"""Sending what comes, and noticing that the client left.
+
+uvicorn holds a send back while the connection's buffer is full: only that stream's generation waits, and what it gains
+meanwhile is merged into one update.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmsrv.errors import Code, ServiceError
+from llmsrv.generation import Generation
+from llmsrv.params import Update
+from llmsrv.serve.http_api.answers import Answer, event
+from llmsrv.serve.http_api.errors import error_body
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Updates = AsyncGenerator[tuple[int, Update], None]
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """The work's result. Raises ClientGone, with the work cancelled, when the client leaves before it is done."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def updates_of(generations: Sequence[Generation]) -> Updates:
+    """The updates of all generations as they come, each with the number of its generation. Raises ServiceError."""
+    if len(generations) == 1:
+        async for update in generations[0]:
+            yield 0, update
+        return
+    waiting = {asyncio.ensure_future(each.__anext__()): i for i, each in enumerate(generations)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i = waiting.pop(task)
+                update = task.result()
+                if update.usage is None:
+                    waiting[asyncio.ensure_future(generations[i].__anext__())] = i
+                yield i, update
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+class EventStream(Response):
+    """Server-sent events. It has begun when the first update was there; it owns the generations and closes them."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, answer: Answer, generations: Sequence[Generation], first: tuple[int, Update], rest: Updates
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": answer.id})
+        del self.headers["content-length"]
+        self._answer = answer
+        self._generations = generations
+        self._first = first
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends everything."""
+        try:
+            with suppress(ClientGone):
+                await unless_gone(receive, self._send_all(send))
+        finally:
+            for generation in self._generations:
+                generation.close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._rest) as rest:
+                await self._send_chunks(send, self._answer.chunks(*self._first))
+                async for prompt, update in rest:
+                    await self._send_chunks(send, self._answer.chunks(prompt, update))
+            last = self._answer.last_chunks()
+        except ServiceError as error:
+            last = event(error_body(error))
+        except Exception:
+            logger.exception("%s: a stream failed", self._answer.id)
+            last = event(error_body(ServiceError(Code.INTERNAL, "internal error; see the server's log")))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_chunks(self, send: Send, chunks: bytes) -> None:
+        if chunks:
+            await send({"type": "http.response.body", "body": chunks, "more_body": True})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

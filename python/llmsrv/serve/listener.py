@@ -1,0 +1,29 @@
+"""What every transport knows of the service: nothing until the model is loaded, then all requests go there."""
+
+from llmsrv.errors import Code, ServiceError
+from llmsrv.service import GenerationService, State
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+class Listener:
+    """Listens before there is a service, so that probes and clients get an answer."""
+
+    def __init__(self) -> None:
+        self._service: GenerationService | None = None
+
+    async def serve(self, service: GenerationService) -> None:
+        """From now on requests are taken."""
+        self._service = service
+
+    @property
+    def state(self) -> State:
+        """The service's state, or STARTING."""
+        return State.STARTING if self._service is None else self._service.state
+
+    @property
+    def service(self) -> GenerationService:
+        """The service. Raises UNAVAILABLE while there is none."""
+        if self._service is None:
+            raise ServiceError(Code.UNAVAILABLE, "the model is loading", reason="STARTING", retry_delay_s=1.0)
+        return self._service
