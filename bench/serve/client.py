@@ -1,4 +1,4 @@
-"""What the load generators share: requests to a daemon over gRPC from one asyncio process, and the figures of them.
+"""What the load generators share: requests to a daemon from one asyncio process, and the figures of them.
 
 Prompts are random token ids from the seed, greedy, ignore_eos: every request generates exactly what was asked for.
 
@@ -12,6 +12,8 @@ Words, over the requests that ended well:
 """
 
 import asyncio
+import contextlib
+import json
 import os
 import random
 import sys
@@ -98,6 +100,67 @@ class Client:
     async def close(self):
         for channel in self._channels:
             await channel.close()
+
+
+class HttpClient:
+    """The same over HTTP, on sockets: a client library would cost more than the server that is measured.
+
+    A connection is used again by later requests. An event does not say how many tokens it has: each counts as one, and
+    the last gets what the usage at the end has more.
+    """
+
+    def __init__(self, target, vocab_size, seed, **fields):
+        self._host, _, self._port = target.rpartition(":")
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._fields = fields
+        self._idle = []
+
+    async def run(self, index, job, planned):
+        """The job with a random prompt of its index."""
+        ids = random_ids(f"{self._seed}/{index}", job.input_tokens, self._vocab_size)
+        return await self.send(index, ids, job.output_tokens, planned)
+
+    async def send(self, index, ids, output_tokens, planned):
+        fields = {"prompt": ids, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps({**fields, **streamed, **self._fields}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        sample = Sample(planned, time.perf_counter(), input_tokens=len(ids))
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        try:
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            status = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1].decode()
+            if status == "200":
+                await self._read_events(reader, sample)
+                self._idle.append((reader, writer))
+            else:
+                sample.error = status
+                writer.close()
+        except (OSError, asyncio.IncompleteReadError) as error:
+            sample.error = type(error).__name__
+        sample.ended = time.perf_counter()
+        return sample
+
+    async def _read_events(self, reader, sample):
+        usage = None
+        while size := int(await reader.readline(), 16):
+            chunk = (await reader.readexactly(size + 2))[:size]
+            events = chunk.count(b'"finish_reason":null')
+            if events:
+                sample.arrivals.append((time.perf_counter(), events))
+            if b'"choices":[]' in chunk:
+                usage = json.loads(chunk[chunk.index(b'{"id"', chunk.rindex(b"data: {")) : chunk.rindex(b"}") + 1])
+        await reader.readline()
+        if usage is not None and sample.arrivals:
+            last, _ = sample.arrivals.pop()
+            sample.arrivals.append((last, usage["usage"]["completion_tokens"] - sample.tokens))
+
+    async def close(self):
+        for _, writer in self._idle:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 class Progress:

@@ -1,6 +1,7 @@
-"""Load on a running daemon over gRPC, from one asyncio process: how fast, and how late, as its clients see it.
+"""Load on a running daemon, from one asyncio process: how fast, and how late, as its clients see it.
 
     python bench/serve/load.py --target 127.0.0.1:50051 --concurrency 1,8,32 --requests 64
+    python bench/serve/load.py --http 127.0.0.1:8000 --concurrency 64
     python bench/serve/load.py --rate 2.5 --requests 150
     python bench/serve/load.py --trace azure_conv.jsonl --time-scale 0.5
 
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 
 import uvloop
-from client import Client, Job, Progress, closed_loop, open_loop, sentence, served_by, summary
+from client import Client, HttpClient, Job, Progress, closed_loop, open_loop, sentence, served_by, summary
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -61,8 +62,12 @@ def runs(options):
 
 async def measure(options):
     served = await served_by(options.target)
-    report = Report("serve", options.json, seed=options.seed, **served.context)
-    client = Client(options.target, options.channels, served.vocab_size, options.seed)
+    transport = "http" if options.http else "grpc"
+    report = Report("serve", options.json, seed=options.seed, transport=transport, **served.context)
+    if options.http:
+        client = HttpClient(options.http, served.vocab_size, options.seed)
+    else:
+        client = Client(options.target, options.channels, served.vocab_size, options.seed)
     for what, jobs, concurrency in runs(options):
         label = " ".join(f"{key} {value}" for key, value in what.items())
         if options.warmup:
@@ -79,7 +84,8 @@ async def measure(options):
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="127.0.0.1:50051")
+    parser.add_argument("--target", default="127.0.0.1:50051", help="over gRPC, which also says what is served")
+    parser.add_argument("--http", help="send the load here, over HTTP; for example 127.0.0.1:8000")
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32])
     load.add_argument("--rate", type=float, help="requests per second, Poisson")

@@ -13,6 +13,7 @@ def daemon(smollm2_path):
         Daemon(
             *("--model", str(smollm2_path), "--served-model-name", "smol", "--max-model-len", "1024"),
             *("--kv-cache-memory", "128MiB", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
+            *("--http-port", "0"),
         )
     )
 
@@ -24,7 +25,7 @@ def tiny_daemon(smollm2_path):
         Daemon(
             *("--model", str(smollm2_path), "--max-model-len", "128", "--kv-cache-memory", "3MiB"),
             *("--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--max-queued-requests", "4"),
-            *("--max-choices", "4", "--max-logprobs", "5"),
+            *("--max-choices", "4", "--max-logprobs", "5", "--http-port", "0"),
         )
     )
 
