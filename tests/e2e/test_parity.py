@@ -58,7 +58,7 @@ def messages_of(prompt):
     return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(prompt)]
 
 
-def over_grpc(daemon, prompt, seed, sampling, stopping, bias, alternatives):
+def grpc_call(daemon, prompt, seed, sampling, stopping, bias, alternatives):
     message = {"sampling": {**sampling, "seed": str(seed), "logit_bias": bias}, "stopping": stopping}
     message["output"] = {"token_ids": True, "logprobs": alternatives is not None, "top_logprobs": alternatives or 0}
     if isinstance(prompt, str):
@@ -67,7 +67,10 @@ def over_grpc(daemon, prompt, seed, sampling, stopping, bias, alternatives):
         message["chat"] = {"messages": messages_of(prompt)}
     else:
         message["token_ids"] = {"ids": prompt}
-    answer = daemon.inference.Generate(ParseDict(message, inference_pb2.GenerateRequest()))
+    return daemon.inference.Generate.future(ParseDict(message, inference_pb2.GenerateRequest()))
+
+
+def choices_of(answer):
     choices = []
     for each in answer.completions:
         entries = [
@@ -134,9 +137,10 @@ def assert_same_logprobs(shown, expected, alternatives):
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(generation=generations(), stream=st.booleans())
 def test_both_protocols_give_the_same(daemon, generation, stream):
-    expected, (prompt_tokens, completion_tokens) = over_grpc(daemon, *generation)
+    call = grpc_call(daemon, *generation)  # both at once: neither depends on what runs beside it
     path, body = body_of(*generation)
     pieces, usage = over_http(daemon, path, body, stream)
+    expected, (prompt_tokens, completion_tokens) = choices_of(call.result())
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt_tokens, completion_tokens)
     assert len(pieces) == len(expected)
     for mine, (text, ids, reason, entries) in zip(map(joined, pieces), expected, strict=True):

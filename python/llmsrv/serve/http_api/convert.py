@@ -59,7 +59,11 @@ def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
         token_ids=fields.return_token_ids,
         logprobs=alternatives,
         prompt_logprobs=fields.prompt_logprobs,
-        field_names={"max_tokens": limit_name, "template_kwargs": "chat_template_kwargs"},
+        field_names={
+            "max_tokens": limit_name,
+            "template_kwargs": "chat_template_kwargs",
+            **_alternatives_name(fields, alternatives, "top_logprobs"),
+        },
     )
 
 
@@ -81,7 +85,7 @@ def completion_request(fields: CompletionFields, violations: list[Violation]) ->
         logprobs=fields.logprobs,
         prompt_logprobs=fields.prompt_logprobs,
         echo=[each.text if isinstance(each, TextPrompt) else each.token_ids for each in prompts] if fields.echo else (),
-        field_names={"top_logprobs": "logprobs"},
+        field_names=_alternatives_name(fields, fields.logprobs, "logprobs"),
     )
 
 
@@ -162,6 +166,11 @@ def _params(
         top_logprobs=top_logprobs,
         prompt_logprobs=fields.prompt_logprobs is not None,
     )
+
+
+def _alternatives_name(fields: GenerationFields, alternatives: int | None, name: str) -> dict[str, str]:
+    """What the client calls the larger one of the two counts of which the core knows the maximum."""
+    return {"top_logprobs": "prompt_logprobs" if (fields.prompt_logprobs or 0) > (alternatives or 0) else name}
 
 
 def _logit_bias(given: Mapping[str, float], violations: list[Violation]) -> dict[int, float]:

@@ -4,6 +4,7 @@ ranges are the core's.
 null means: not set. What OpenAI's API has and we cannot honour stands in NOT_IMPLEMENTED and is refused by name.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from types import UnionType
@@ -153,7 +154,7 @@ class _Reader:
 
     def read_object(self, kind: type[T], given: Mapping[str, object], place: str) -> T | None:
         values = {}
-        declared = msgspec.structs.fields(kind)
+        declared = _declared(kind)
         for each in declared:
             path = f"{place}{each.name}"
             value = given.get(each.name)
@@ -169,7 +170,7 @@ class _Reader:
 
     def _refuse_undeclared(self, kind: type[Fields], given: Mapping[str, object], place: str) -> None:
         planned = NOT_IMPLEMENTED.get(kind, frozenset())
-        for name in sorted(given.keys() - {each.name for each in msgspec.structs.fields(kind)}):
+        for name in sorted(given.keys() - {each.name for each in _declared(kind)}):
             if name not in planned:
                 self._add(f"{place}{name[:100]}", "is not a known field")
             elif given[name] is not None:
@@ -197,6 +198,11 @@ class _Reader:
     def _add(self, field: str, description: str) -> None:
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(field, description))
+
+
+@functools.cache  # it evaluates all annotations
+def _declared(kind: type[Fields]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
 
 
 def _is_object(kind: Any) -> bool:  # noqa: ANN401
