@@ -1,4 +1,4 @@
-"""Clients that are not ours: grpcurl (grpc-go) and Node (@grpc/grpc-js)."""
+"""Clients that are not ours: grpcurl (grpc-go) and Node (@grpc/grpc-js, openai)."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def node_folder(tmp_path_factory):
     """The client with its packages, installed once and kept for the next run."""
     cache = Path(os.environ.get("LLMSRV_TEST_CACHE", tmp_path_factory.mktemp("node")))
     cache.mkdir(parents=True, exist_ok=True)
-    for name in ("package.json", "client.mjs"):
+    for name in ("package.json", "client.mjs", "openai.mjs"):
         shutil.copy(NODE / name, cache / name)
     command = ["npm", "install", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
     subprocess.run(command, cwd=cache, check=True, timeout=240)
@@ -62,3 +62,20 @@ def test_a_node_client_streams(daemon, node_folder):
     assert report["errorCode"] == 3
     assert report["errorDetailsBytes"] > 0
     assert report["cancelledCode"] == 1
+
+
+def test_openais_node_client(daemon, node_folder):
+    before = daemon.stats().requests.get("CANCELLED", 0)
+    command = ["node", "openai.mjs", f"http://127.0.0.1:{daemon.http_port}/v1"]
+    result = subprocess.run(command, cwd=node_folder, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["models"] == ["smol"]
+    assert "Paris" in report["whole"]
+    assert report["text"] == report["whole"]
+    assert report["finishReasons"].count(None) == len(report["finishReasons"]) - 1
+    assert report["finishReasons"][-1] == "stop"
+    assert report["completionTokens"] > 0
+    assert report["refusal"] == ["BadRequestError", 400, "top_p"]
+    daemon.wait_until_idle()  # the stream that the client left
+    assert daemon.stats().requests["CANCELLED"] == before + 1

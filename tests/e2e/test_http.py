@@ -8,15 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from bad_json import BAD
 from daemons import Daemon, request
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from http_client import JSON, call, events_of, get, post
-from test_http_body import BAD
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
 

@@ -1,18 +1,12 @@
 """One request over both protocols: same tokens, same text, same log-probabilities, same end."""
 
-import sys
-from pathlib import Path
-
 from google.protobuf.json_format import ParseDict
+from http_client import events_of, post
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmsrv.serve.http_api.logprobs import LOGPROB_MIN
 from llmsrv.v1 import inference_pb2, types_pb2
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from http_client import events_of, post
 
 REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
 VOCAB = 49_152

@@ -4,42 +4,12 @@ import contextlib
 import json
 
 import pytest
+from bad_json import BAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmsrv.errors import Code, ServiceError
 from llmsrv.serve.http_api.body import parse_object
-
-BAD = {
-    "nothing": b"",
-    "not JSON": b"hello",
-    "cut short": b'{"a": [1, 2',
-    "a comma too many": b'{"a": 1,}',
-    "two values": b"{} {}",
-    "a list": b"[]",
-    "a string": b'"{}"',
-    "null": b"null",
-    "single quotes": b"{'a': 1}",
-    "NaN": b'{"a": NaN}',
-    "Infinity": b'{"a": -Infinity}',
-    "a number out of range": b'{"a": 1e999}',
-    "a number of 5,000 digits": b'{"a": ' + b"9" * 5000 + b"}",
-    "a key twice": b'{"a": 1, "b": 2, "a": 1}',
-    "a key twice inside": b'{"a": [{"b": 1, "b": 1}]}',
-    "a key twice by an escape": b'{"a": 1, "\\u0061": 1}',
-    "invalid UTF-8": b'{"a": "\xff"}',
-    "UTF-8 cut short": b'{"a": "\xe4\xb8"}',
-    "an encoded surrogate": b'{"a": "\xed\xa0\x80"}',
-    "half a surrogate pair": b'{"a": "\\ud800"}',
-    "half a surrogate pair in a key": b'{"\\udc00x": 1}',
-    "UTF-16": '{"a": 1}'.encode("utf-16"),
-    "a byte order mark": b"\xef\xbb\xbf{}",
-    "a control character": b'{"a": "\x00"}',
-    "deep lists": b'{"a": ' + b"[" * 100_000,
-    "deep lists that end": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
-    "a bad escape": b'{"a": "\\x"}',
-}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -380,6 +380,32 @@ def test_a_client_that_leaves_gives_its_request_up(stream, tokens, reset):
     run(test)
 
 
+def test_a_client_that_leaves_in_mid_body_is_no_failure(caplog):
+    async def test(served):
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(raw(CHAT)[:-5])
+        await asyncio.sleep(0.05)
+        writer.close()
+        assert (await served.get("/health")).status == 200
+        await asyncio.sleep(0.05)
+
+    run(test)
+    assert not caplog.records
+
+
+def test_clients_that_hang_do_not_hold_up_the_end(caplog):
+    async def test(served):
+        for data in (raw(CHAT)[:-5], raw(CHAT), b"POST /"):
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(data)
+        await served.submitted()
+        await served.service.close()
+        await asyncio.wait_for(served.server.stop(), 5)
+
+    run(test)
+    assert not caplog.records
+
+
 def test_a_slow_reader_holds_up_nobody_and_gets_everything():
     async def test(served):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1 << 10)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -79,7 +79,7 @@ def _handler(handler: Handler) -> Handler:
             return error_response(error)
         except Refusal as refusal:
             return refusal_response(refusal)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             logger.exception("%s failed", handler.__name__)

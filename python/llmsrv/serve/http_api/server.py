@@ -41,7 +41,6 @@ class HttpServer(Listener):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=STOP_GRACE_S,
                 h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             )
         )
@@ -58,9 +57,14 @@ class HttpServer(Listener):
         return int(bound.getsockname()[1])
 
     async def stop(self) -> None:
-        """Stops listening. Answers under way are cut after a second."""
-        if self._task is not None:
-            self._server.should_exit = True
+        """Stops listening. Connections that are in use are cut after a second."""
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        _, stopping = await asyncio.wait({self._task}, timeout=STOP_GRACE_S)
+        if stopping:
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()  # their handlers see a client that left
             await self._task
 
 
