@@ -40,6 +40,7 @@ class Answer(ABC):
     def __init__(self, answer_id: str, model: str, asked: Asked, token_bytes: TokenBytes) -> None:
         self.id = answer_id
         self.asked = asked
+        self.echoed: Sequence[str] = ()  # texts of the prompts, if they are to be repeated; set before any is needed
         self._token_bytes = token_bytes
         self._head: Fields = {"id": answer_id, "object": self.kind, "created": int(time.time()), "model": model}
         self._prompts: dict[int, PromptInfo] = {}
@@ -55,7 +56,7 @@ class Answer(ABC):
             self._prompts[number] = output.prompt
             self._count(output.usage)
             choices += [self._choice(number, each) for each in output.completions]
-        return _encode({**self._head, "choices": choices, "usage": _usage(self._usage), **self._whole_extras(outputs)})
+        return _encode({**self._head, "choices": choices, "usage": _usage(self._usage), **self._whole_extras()})
 
     def _choice(self, prompt: int, completion: Completion) -> Fields:
         index = self._index(prompt, completion.index)
@@ -108,7 +109,7 @@ class Answer(ABC):
         """A finished choice's text and log-probabilities."""
 
     @abstractmethod
-    def _whole_extras(self, outputs: Sequence[RequestOutput]) -> Fields:
+    def _whole_extras(self) -> Fields:
         """What else stands in the whole answer."""
 
     @abstractmethod
@@ -156,7 +157,7 @@ class ChatAnswer(Answer):
         message = {"role": "assistant", "content": completion.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(completion.logprobs)}
 
-    def _whole_extras(self, outputs: Sequence[RequestOutput]) -> Fields:
+    def _whole_extras(self) -> Fields:
         return self._prompt_extras(0)
 
     def _opening(self, index: int, prompt: int) -> list[bytes]:
@@ -187,28 +188,24 @@ class TextAnswer(Answer):
 
     kind = "text_completion"
 
-    def __init__(
-        self, answer_id: str, model: str, asked: Asked, token_bytes: TokenBytes, echoed: Sequence[str] = ()
-    ) -> None:
-        """`echoed`: the texts of the prompts, if they are to be repeated."""
+    def __init__(self, answer_id: str, model: str, asked: Asked, token_bytes: TokenBytes) -> None:
         super().__init__(answer_id, model, asked, token_bytes)
-        self._echoed = echoed
         self._logprobs: dict[int, TextLogprobs] = {}
 
     def _content(self, index: int, prompt: int, completion: Completion) -> Fields:
-        shown = [*(self._prompts[prompt].logprobs if self._echoed else ()), *completion.logprobs]
-        text = (self._echoed[prompt] if self._echoed else "") + completion.text
+        shown = [*(self._prompts[prompt].logprobs if self.echoed else ()), *completion.logprobs]
+        text = (self.echoed[prompt] if self.echoed else "") + completion.text
         return {"text": text, "logprobs": self._taken(index, shown), **self._prompt_extras(prompt)}
 
-    def _whole_extras(self, outputs: Sequence[RequestOutput]) -> Fields:
+    def _whole_extras(self) -> Fields:
         return {}
 
     def _opening(self, index: int, prompt: int) -> list[bytes]:
         extras = self._prompt_extras(prompt)
-        if not self._echoed and not extras:
+        if not self.echoed and not extras:
             return []
-        entries = self._prompts[prompt].logprobs if self._echoed else ()
-        text = self._echoed[prompt] if self._echoed else ""
+        entries = self._prompts[prompt].logprobs if self.echoed else ()
+        text = self.echoed[prompt] if self.echoed else ""
         choice: Fields = {"index": index, "text": text, "logprobs": self._taken(index, entries) if entries else None}
         return [self._chunk({**choice, "finish_reason": None, **extras})]
 

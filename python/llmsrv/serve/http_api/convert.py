@@ -20,6 +20,8 @@ from llmsrv.serve.http_api.fields import (
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's API takes where max_tokens is not set
 PROMPTS_MAX = 1024
 TEMPLATE_DEPTH_MAX = 32
+# Where the client's name of a service's field is not its last part.
+CLIENT_NAMES = {"stop_strings": "stop", "template_kwargs": "chat_template_kwargs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,6 @@ class Asked:
     """What a body asks for: one request per prompt, and what of their results the answer has."""
 
     requests: Sequence[GenerationRequest]
-    model: str
     choices_each: int
     stream: bool
     include_usage: bool
@@ -35,7 +36,7 @@ class Asked:
     logprobs: int | None  # alternatives per token; None for no log-probabilities at all
     prompt_logprobs: int | None
     echo: Sequence[str | Sequence[int]] = ()  # the prompts, to be repeated in front of the text
-    field_names: Mapping[str, str]  # where the client's name of a service's field differs from its last part
+    field_names: Mapping[str, str]  # beyond CLIENT_NAMES
 
 
 def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
@@ -52,18 +53,13 @@ def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
     params = _params(fields, limit, alternatives, violations)
     return Asked(
         requests=[_request(fields, _chat_prompt(fields), params)],
-        model=fields.model,
         choices_each=fields.n,
         stream=fields.stream,
         include_usage=_include_usage(fields),
         token_ids=fields.return_token_ids,
         logprobs=alternatives,
         prompt_logprobs=fields.prompt_logprobs,
-        field_names={
-            "max_tokens": limit_name,
-            "template_kwargs": "chat_template_kwargs",
-            **_alternatives_name(fields, alternatives, "top_logprobs"),
-        },
+        field_names={"max_tokens": limit_name, **_alternatives_name(fields, alternatives, "top_logprobs")},
     )
 
 
@@ -77,7 +73,6 @@ def completion_request(fields: CompletionFields, violations: list[Violation]) ->
         params = replace(params, prompt_logprobs=True)
     return Asked(
         requests=[_request(fields, each, params) for each in prompts],
-        model=fields.model,
         choices_each=fields.n,
         stream=fields.stream,
         include_usage=_include_usage(fields),
@@ -121,10 +116,9 @@ def in_client_words(error: ServiceError, names: Mapping[str, str], prompt: str) 
 def _client_field(field: str, names: Mapping[str, str], prompt: str) -> str:
     if field in ("text", "token_ids.ids") or field.startswith("token_ids.ids["):
         return prompt + field.removeprefix("text").removeprefix("token_ids.ids")
-    bare = re.sub(r"^(sampling|stopping|output|chat)\.", "", field).replace("stop_strings", "stop")
-    name = re.match(r"\w*", bare)
-    head = name[0] if name else ""
-    return names.get(head, head) + bare[len(head) :]
+    bare = re.sub(r"^(sampling|stopping|output|chat)\.", "", field)
+    head = re.split(r"\W", bare, maxsplit=1)[0]
+    return {**CLIENT_NAMES, **names}.get(head, head) + bare[len(head) :]
 
 
 def _request(fields: GenerationFields, prompt: Prompt, params: SamplingParams) -> GenerationRequest:

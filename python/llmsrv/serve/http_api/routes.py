@@ -116,8 +116,7 @@ class _Handlers:
     @_handler
     async def complete(self, request: Request) -> Response:
         asked = await self._asked(request, CompletionFields, convert.completion_request)
-        echoed = [await self._echo(each) for each in asked.echo]
-        answer = TextAnswer(_answer_id("cmpl"), self._model_name, asked, self._token_bytes, echoed)
+        answer = TextAnswer(_answer_id("cmpl"), self._model_name, asked, self._token_bytes)
         return await self._answered(request, answer)
 
     async def _asked(
@@ -143,11 +142,6 @@ class _Handlers:
             words = convert.in_client_words(found, asked.field_names, _prompt_name(asked, 0))
             violations += [each for each in words.violations if not _is_named(each.field, named)]
         return ServiceError.invalid(violations)
-
-    async def _echo(self, prompt: str | Sequence[int]) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return await self._listener.service.detokenize(prompt, skip_special_tokens=False)
 
     async def _answered(self, request: Request, answer: Answer) -> Response:
         service = self._listener.service
@@ -196,8 +190,7 @@ class _Handlers:
         try:
             tokenized = await service.tokenize(prompt, model=fields.model, add_special_tokens=fields.add_special_tokens)
         except ServiceError as error:
-            names = {"template_kwargs": "chat_template_kwargs"}
-            raise convert.in_client_words(error, names, "prompt") from None
+            raise convert.in_client_words(error, {}, "prompt") from None
         answer: dict[str, object] = {
             "count": len(tokenized.token_ids),
             "max_model_len": service.model.max_model_len,
@@ -272,6 +265,7 @@ async def _submitted(service: GenerationService, answer: Answer) -> list[Generat
     try:
         for number, each in enumerate(asked.requests):
             generations.append(await service.submit(_with_id(each, answer, number)))
+        answer.echoed = [await _text_of(service, each) for each in asked.echo]
     except BaseException as error:
         _close(generations)
         if isinstance(error, ServiceError):
@@ -283,6 +277,10 @@ async def _submitted(service: GenerationService, answer: Answer) -> list[Generat
 def _with_id(request: GenerationRequest, answer: Answer, number: int) -> GenerationRequest:
     several = len(answer.asked.requests) > 1
     return replace(request, request_id=f"{answer.id}-{number}" if several else answer.id)
+
+
+async def _text_of(service: GenerationService, prompt: str | Sequence[int]) -> str:
+    return prompt if isinstance(prompt, str) else await service.detokenize(prompt, skip_special_tokens=False)
 
 
 def _close(generations: Sequence[Generation]) -> None:

@@ -94,9 +94,9 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self._rest) as rest:
-                await self._send_chunks(send, self._answer.chunks(*self._first))
+                await self._send_update(send, *self._first)
                 async for prompt, update in rest:
-                    await self._send_chunks(send, self._answer.chunks(prompt, update))
+                    await self._send_update(send, prompt, update)
             last = self._answer.last_chunks()
         except ServiceError as error:
             last = event(error_body(error))
@@ -105,7 +105,11 @@ class EventStream(Response):
             last = event(error_body(ServiceError(Code.INTERNAL, "internal error; see the server's log")))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_chunks(self, send: Send, chunks: bytes) -> None:
+    async def _send_update(self, send: Send, prompt: int, update: Update) -> None:
+        if update.prompt is not None and update.prompt.logprobs:  # maybe many thousand records: built beside the loop
+            chunks = await asyncio.to_thread(self._answer.chunks, prompt, update)
+        else:
+            chunks = self._answer.chunks(prompt, update)
         if chunks:
             await send({"type": "http.response.body", "body": chunks, "more_body": True})
 
