@@ -71,7 +71,7 @@ def test_openais_node_client(daemon, node_folder):
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["models"] == ["smol"]
-    assert "Paris" in report["whole"]
+    assert "Tokyo" in report["whole"]
     assert report["text"] == report["whole"]
     assert report["finishReasons"].count(None) == len(report["finishReasons"]) - 1
     assert report["finishReasons"][-1] == "stop"

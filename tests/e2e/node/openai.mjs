@@ -2,7 +2,7 @@
 import OpenAI from 'openai';
 
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: 'none', maxRetries: 0 });
-const messages = [{ role: 'user', content: 'What is the capital of France?' }];
+const messages = [{ role: 'user', content: 'What is the capital of Japan?' }];
 const body = { model: 'smol', messages, temperature: 0, max_tokens: 12 };
 const report = { models: [], text: '', finishReasons: [] };
 
