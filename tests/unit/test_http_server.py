@@ -12,6 +12,7 @@ from http_client import JSON, call, events_of, get, post
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmsrv.config import ServeConfig
+from llmsrv.serve.http_api import server
 from llmsrv.serve.http_api.body import DISCARDED_BYTES, MAX_BODY_BYTES
 from llmsrv.serve.http_api.server import HttpServer
 from llmsrv.service import GenerationService, State
@@ -426,6 +427,23 @@ def test_a_slow_reader_holds_up_nobody_and_gets_everything():
         text = "".join(each["choices"][0]["delta"].get("content", "") for each in pieces)
         assert text == letters.decode() + "!"
         assert len(pieces) < len(letters) / 4
+        writer.close()
+
+    run(test)
+
+
+def test_a_reader_that_stalls_for_good_is_cut_off(monkeypatch):
+    monkeypatch.setattr(server, "SILENT_S", 2)
+
+    async def test(served):
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1 << 10)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        writer.write(raw({**CHAT, "stream": True}))
+        key = await served.submitted()
+        while served.service.in_flight:
+            served.engine.emit(key, b"0123456789abcdef" * 1024)
+            await asyncio.sleep(0.05)
+        assert ("abort", key) in served.engine.calls
         writer.close()
 
     run(test)

@@ -19,6 +19,8 @@ HEADER_BYTES_MAX = 64 << 10
 # Clients keep idle connections for a minute or less: the one who closes first should be the client.
 KEEP_ALIVE_S = 75
 STOP_GRACE_S = 1
+# A peer that is gone without a word, or that reads nothing of what waits for it, is cut off after so long.
+SILENT_S = 60
 
 
 class HttpServer(Listener):
@@ -83,6 +85,11 @@ def _bound(host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not the port of one that listens
+        # Connections inherit these.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 2)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
         bound.bind(address)
         bound.listen(BACKLOG)
     except OSError as error:
