@@ -128,7 +128,7 @@ def assert_same_logprobs(shown, expected, alternatives):
             assert len(tops) <= alternatives + 1
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(generation=generations(), stream=st.booleans())
 def test_both_protocols_give_the_same(daemon, generation, stream):
     call = grpc_call(daemon, *generation)  # both at once: neither depends on what runs beside it

@@ -32,7 +32,7 @@ def test_a_surrogate_pair_is_one_character():
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-            max_leaves=20,
+            max_leaves=8,
         ),
     ),
     st.booleans(),
