@@ -68,8 +68,11 @@ class Bench:
         return self.rng.standard_normal((rows, cols), dtype=np.float32)
 
     def activations(self, rows, cols, empty=False):
-        """A matrix with rows as a model has them: an odd number of cache lines apart."""
-        whole = np.zeros((rows, (-(-cols // 16) | 1) * 16), np.float32)
+        """A matrix with rows as a model has them: on cache lines, an odd number of them apart."""
+        stride = (-(-cols // 16) | 1) * 16
+        memory = np.zeros(rows * stride + 16, np.float32)
+        start = -memory.ctypes.data % 64 // 4
+        whole = memory[start : start + rows * stride].reshape(rows, stride)
         whole[:, :cols] = 0 if empty else self.normal(rows, cols)
         return whole[:, :cols]
 
