@@ -41,6 +41,9 @@ struct Vec8 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(_mm256_maskload_epi32(reinterpret_cast<const int*>(from), first_lanes(n)), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);

@@ -41,6 +41,9 @@ struct Vec16 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(_mm512_maskz_loadu_epi32(first_lanes(n), from), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);

@@ -40,6 +40,12 @@ struct Vec4 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(load_bytes<U>(from, static_cast<size_t>(n) * 4), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    int8_t bytes[kLanes];
+    memcpy(bytes, from, sizeof(bytes));
+    return F{static_cast<float>(bytes[0]), static_cast<float>(bytes[1]), static_cast<float>(bytes[2]),
+             static_cast<float>(bytes[3])};
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) { __builtin_prefetch(at); }
 
