@@ -280,23 +280,6 @@ Vec::F tanh(Vec::F x) {
   return Vec::div(less_one, Vec::add(less_one, Vec::set1(2.0f)));
 }
 
-// Combines the lanes pairwise: a fixed tree.
-template <typename F>
-float reduce_lanes(Vec::F vector, const F& combine) {
-  float lanes[Vec::kLanes];
-  Vec::store(lanes, vector);
-  for (int width = Vec::kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
-  }
-  return lanes[0];
-}
-float sum_lanes(Vec::F vector) {
-  return reduce_lanes(vector, [](float a, float b) { return a + b; });
-}
-float max_lanes(Vec::F vector) {
-  return reduce_lanes(vector, [](float a, float b) { return max_of(a, b); });
-}
-
 // Calls f(i, n) for vectors at i of n lanes each: all full but for the last.
 template <typename F>
 void for_vectors(int count, const F& f) {
@@ -316,7 +299,7 @@ void rms_norm(const float* in, const float* weight, int cols, float eps, float* 
     const Vec::F x = load(in + i, n);
     squares = Vec::fma(x, x, squares);
   });
-  const float mean = sum_lanes(squares) / static_cast<float>(cols);
+  const float mean = Vec::sum(squares) / static_cast<float>(cols);
   const Vec::F scale = Vec::set1(1.0f / __builtin_sqrtf(mean + eps));
   for_vectors(
       cols, [&](int i, int n) { store(out + i, Vec::mul(Vec::mul(load(in + i, n), scale), load(weight + i, n)), n); });
@@ -473,6 +456,7 @@ struct Int8Values {
 // before anything reads them; their values are never touched.
 
 constexpr int kSegment = 128;      // positions
+constexpr int kValuesAhead = 64;   // positions between a value that is read and one that is fetched
 constexpr int kPositionUnit = 32;  // scores start at a multiple: of every block size and every lane count
 
 struct Span {
@@ -518,12 +502,13 @@ Partials partials_of(const AttentionTask& task, const AttentionItem& item, float
 struct Context {
   const AttentionTask& task;
   AttentionItem item;
-  int block_shift;  // log2 of the block size
-  int base;         // position of scores[q][0]
-  int end;          // of the positions that any query sees
-  int half_stride;  // as in Partials
-  float* scores;    // [kQueryTile][kSegment]
-  float* sums;      // [kQueryTile][2][half_stride]: p V
+  int block_shift;       // log2 of the block size
+  ptrdiff_t keys_bytes;  // of one head in a block; its values take as many
+  int base;              // position of scores[q][0]
+  int end;               // of the positions that any query sees
+  int half_stride;       // as in Partials
+  float* scores;         // [kQueryTile][kSegment]
+  float* sums;           // [kQueryTile][2][half_stride]: p V
   Span seen[kQueryTile];
 
   int in_block(int position) const { return position & (task.block_size - 1); }
@@ -531,9 +516,11 @@ struct Context {
     return task.cache + static_cast<size_t>(item.blocks[position >> block_shift]) * task.block_bytes +
            static_cast<size_t>(item.kv_head) * task.head_bytes;
   }
-  // Bytes of the keys of a block, and of its values.
-  ptrdiff_t half_bytes(int element_bytes) const {
-    return static_cast<ptrdiff_t>(task.block_size) * task.head_dim * element_bytes;
+  // What is read some time after the values at offset `value_at` in an earlier block: the values that stand there in
+  // the block of `position`, or its keys where the next segment has begun.
+  const uint8_t* after_values(int position, ptrdiff_t value_at) const {
+    if (position < end) return block(position) + value_at;
+    return block(min_of(position, item.context_len - 1)) + value_at - keys_bytes;
   }
   float* query_scores(int q) const { return scores + q * kSegment; }
   float* query_sums(int q) const { return sums + static_cast<ptrdiff_t>(q) * 2 * half_stride; }
@@ -561,7 +548,7 @@ template <typename V>
 void multiply_by_scales(const Context& context, int first_vector, int end_vector, ScaleKind kind) {
   for (int v = first_vector; v < end_vector; ++v) {
     const int position = context.base + v * V::kLanes;
-    const uint8_t* scales = context.block(position) + 2 * context.half_bytes(1) +
+    const uint8_t* scales = context.block(position) + 2 * context.keys_bytes +
                             (kind * context.task.block_size + context.in_block(position)) * 4;
     const typename V::F scale = V::load(reinterpret_cast<const float*>(scales));
     for (int q = 0; q < context.item.query_count; ++q) {
@@ -576,7 +563,7 @@ void multiply_by_scales(const Context& context, int first_vector, int end_vector
 template <typename V, int kVectors>
 struct KeysAhead {
   const uint8_t* next[kVectors];
-  void operator()(int v, const uint8_t*, ptrdiff_t offset) const { V::prefetch(next[v] + offset); }
+  void operator()(int v, const uint8_t*, ptrdiff_t offset) const { V::prefetch_far(next[v] + offset); }
 };
 
 template <typename V, typename Values, int kVectors, int kQueries>
@@ -588,9 +575,9 @@ void score_vectors(const Context& context, const float* const* queries, int firs
     const int position = context.base + (first_vector + v) * V::kLanes;
     const int next = position + kVectors * V::kLanes;
     streams[v] = context.block(position) + context.in_block(position) * Values::kKeyBytes;
-    ahead.next[v] = next < context.end ? context.block(next) + context.in_block(next) * Values::kKeyBytes
-                                       : context.block(min_of(context.base + v * V::kLanes, context.end - 1)) +
-                                             context.half_bytes(Values::kBytes);
+    ahead.next[v] = next < context.end
+                        ? context.block(next) + context.in_block(next) * Values::kKeyBytes
+                        : context.block(min_of(context.base + v * V::kLanes, context.end - 1)) + context.keys_bytes;
   }
   float* scores = context.scores + first_vector * V::kLanes;
   dot_tile<V, typename Values::template Pairs<V>, kVectors, kQueries>(streams, task.block_size, queries, task.head_dim,
@@ -631,43 +618,52 @@ void compute_scores(const Context& context) {
   });
 }
 
-// Turns query q's scores into p = exp(scale * score - maximum), 0 outside of what it sees; gives their maximum and sum.
-void exponentiate(const Context& context, int q, float& maximum, float& sum) {
-  constexpr float kLowest = -3.402823466e38f;  // a maximum that -infinity can be told from
-  float* scores = context.query_scores(q);
-  const int begin = context.seen[q].begin - context.base;
-  const int end = context.seen[q].end - context.base;
-  const int first = begin / Vec::kLanes * Vec::kLanes;
-  const int last = round_up(end, Vec::kLanes);
-  float scale = context.task.scale;
-  if (context.task.soft_cap != nullptr) {
-    for (int i = first; i < last; i += Vec::kLanes) {
-      Vec::store(scores + i, tanh(Vec::mul(Vec::load(scores + i), Vec::set1(scale / *context.task.soft_cap))));
-    }
-    scale = *context.task.soft_cap;
-  }
-  for (int i = first; i < begin; ++i) scores[i] = -__builtin_inff();
-  for (int i = end; i < last; ++i) scores[i] = -__builtin_inff();
+// The scores of query q, from a vector's begin to a vector's end.
+Span whole_vectors(const Context& context, int q) {
+  return {(context.seen[q].begin - context.base) / Vec::kLanes * Vec::kLanes,
+          round_up(context.seen[q].end - context.base, Vec::kLanes)};
+}
 
+// Scales query q's scores, bends them by the soft cap, makes those that it does not see -infinity; returns the largest.
+float scale_scores(const Context& context, int q) {
+  constexpr float kLowest = -3.402823466e38f;  // -infinity can be subtracted from it
+  const AttentionTask& task = context.task;
+  const Span span = whole_vectors(context, q);
+  float* scores = context.query_scores(q);
+  float scale = task.scale;
+  if (task.soft_cap != nullptr) {
+    const Vec::F bend = Vec::set1(scale / *task.soft_cap);
+    for (int i = span.begin; i < span.end; i += Vec::kLanes) {
+      Vec::store(scores + i, tanh(Vec::mul(Vec::load(scores + i), bend)));
+    }
+    scale = *task.soft_cap;
+  }
+  for (int i = span.begin; i < context.seen[q].begin - context.base; ++i) scores[i] = -__builtin_inff();
+  for (int i = context.seen[q].end - context.base; i < span.end; ++i) scores[i] = -__builtin_inff();
   Vec::F largest = Vec::set1(kLowest);
-  for (int i = first; i < last; i += Vec::kLanes) {
+  for (int i = span.begin; i < span.end; i += Vec::kLanes) {
     const Vec::F scaled = Vec::mul(Vec::load(scores + i), Vec::set1(scale));
     Vec::store(scores + i, scaled);
     largest = Vec::max(scaled, largest);
   }
-  maximum = max_lanes(largest);
-  const Vec::F subtracted = Vec::set1(maximum);
-  Vec::F sums = Vec::zero();
-  for (int i = first; i < last; i += Vec::kLanes) {
-    const Vec::F p = exp(Vec::sub(Vec::load(scores + i), subtracted));
+  return Vec::largest(largest);
+}
+
+// Turns query q's scores into p = e^(score - maximum); returns their sum.
+float exponentiate(const Context& context, int q, float maximum) {
+  const Span span = whole_vectors(context, q);
+  float* scores = context.query_scores(q);
+  Vec::F sum = Vec::zero();
+  for (int i = span.begin; i < span.end; i += Vec::kLanes) {
+    const Vec::F p = exp(Vec::sub(Vec::load(scores + i), Vec::set1(maximum)));
     Vec::store(scores + i, p);
-    sums = Vec::add(sums, p);
+    sum = Vec::add(sum, p);
   }
-  sum = sum_lanes(sums);
+  return Vec::sum(sum);
 }
 
 // sums[q][i] += p[q][j] * v[j][i] over positions j of `span`, ascending; kVectors vectors of each half, from element i
-// on. Fetches the values two blocks ahead.
+// on.
 template <typename Values, int kVectors, int kQueries, bool kFull>
 void add_values_tile(const Context& context, int first_query, Span span, int i, int n) {
   using F = Vec::F;
@@ -690,17 +686,16 @@ void add_values_tile(const Context& context, int first_query, Span span, int i, 
   for (int position = span.begin; position < span.end;) {
     const int in_block = context.in_block(position);
     const int block_end = min_of(span.end, position - in_block + task.block_size);
-    const ptrdiff_t value_at = context.half_bytes(Values::kBytes) + in_block * value_bytes;
+    const ptrdiff_t value_at = context.keys_bytes + in_block * value_bytes;
     const uint8_t* value = context.block(position) + value_at;
-    const int later = position + 2 * task.block_size;
-    const ptrdiff_t jump = (later < context.end ? context.block(later) + value_at : value) - value;
+    const ptrdiff_t jump = context.after_values(position + kValuesAhead, value_at) - value;
     for (; position < block_end; ++position, value += value_bytes) {
       F value_low[kVectors];
       F value_high[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         Values::template load<kFull>(value, half, i + v * Vec::kLanes, n, value_low[v], value_high[v]);
-        Vec::prefetch(value + jump + (i + v * Vec::kLanes) * 2 * Values::kBytes);
+        Vec::prefetch_far(value + jump + (i + v * Vec::kLanes) * 2 * Values::kBytes);
       }
 #pragma GCC unroll 16
       for (int q = 0; q < kQueries; ++q) {
@@ -767,9 +762,9 @@ void add_all_values(const Context& context) {
 template <typename V, typename Values>
 void attend(const Context& context, float* maxima, float* sums, int stride) {
   compute_scores<V, Values>(context);
-  for (int q = 0; q < context.item.query_count; ++q) {
-    exponentiate(context, q, maxima[q * stride], sums[q * stride]);
-  }
+  const int queries = context.item.query_count;
+  for (int q = 0; q < queries; ++q) maxima[q * stride] = scale_scores(context, q);
+  for (int q = 0; q < queries; ++q) sums[q * stride] = exponentiate(context, q, maxima[q * stride]);
   // The value's scale goes into p. Positions that a query does not see become anything, and are never read again.
   if constexpr (Values::kHasScales) multiply_by_scales<V>(context, 0, vectors_of<V>(context), kValueScales);
   add_all_values<Values>(context);
@@ -778,9 +773,9 @@ void attend(const Context& context, float* maxima, float* sums, int stride) {
 template <typename Values>
 void attention_segment(const AttentionTask& task, const AttentionItem& item, int segment, const Partials& partials) {
   alignas(64) float scores[kQueryTile * kSegment];
-  Context context{task,   item,    __builtin_ctz(static_cast<unsigned>(task.block_size)),
-                  0,      0,       partials.half_stride,
-                  scores, nullptr, {}};
+  const ptrdiff_t keys_bytes = static_cast<ptrdiff_t>(task.block_size) * task.head_dim * Values::kBytes;
+  const int block_shift = __builtin_ctz(static_cast<unsigned>(task.block_size));
+  Context context{task, item, block_shift, keys_bytes, 0, 0, partials.half_stride, scores, nullptr, {}};
   int first = 0;  // both ends of what queries see ascend: those that see some of this segment are neighbours
   int count = 0;
   for (int q = 0; q < item.query_count; ++q) {

@@ -27,6 +27,9 @@ struct Vec16 {
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
   static F max(F a, F b) { return _mm512_max_ps(a, b); }              // b when either is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }              // b when either is NaN
+  // Lanes i and i + width combined, for half the lanes, a quarter and so on: a fixed tree.
+  static float sum(F a) { return _mm512_reduce_add_ps(a); }
+  static float largest(F a) { return _mm512_reduce_max_ps(a); }
   static F zero_if_less(F x, F limit, F value) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), value);
   }
@@ -47,6 +50,10 @@ struct Vec16 {
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+  // Into the second-level cache: more of these can be under way at once.
+  __attribute__((always_inline)) static void prefetch_far(const uint8_t* at) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 
  private:

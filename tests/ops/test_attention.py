@@ -140,12 +140,12 @@ def test_chunks_and_neighbours_do_not_change_bits(isa, rng, cache_dtype, block_s
 
 def test_a_chunk_over_several_segments(isa, rng, cache_dtype):
     """Rows of one item see different numbers of segments; with a window, some see none of its first."""
-    run = Run(rng, isa, _testing.HeadShape(3, 1, 32), 16, cache_dtype, [400])
+    run = Run(rng, isa, _testing.HeadShape(3, 1, 32), 16, cache_dtype, [300])
     (s,) = run.sequences
     for window in (None, 100):
-        (whole,) = run.step([(s, 0, 400)], window=window)
+        (whole,) = run.step([(s, 0, 300)], window=window)
         assert_close(whole, s.expected(run.last_qkv, cache_dtype, window=window), "attention")
-        for chunk in (1, 50, 129):
+        for chunk in (1, 129):
             assert_same_bits(run.in_chunks(s, chunk, window=window), whole, f"chunks of {chunk}, window {window}")
 
 
@@ -153,7 +153,7 @@ def test_a_chunk_over_several_segments(isa, rng, cache_dtype):
 def test_threads_do_not_change_bits(isa, cache_dtype, window):
     """Few items of many positions: whoever computes a part of one, the whole is the same."""
     results = []
-    for threads in (1, 2, 3, 8):
+    for threads in (1, 2, 5):
         rng = np.random.default_rng(5)
         run = Run(rng, isa, _testing.HeadShape(6, 3, 32), 16, cache_dtype, [700, 50, 9, 1], threads)
         rows = run.step([(s, 0, s.length) for s in run.sequences], window=window)
@@ -161,7 +161,7 @@ def test_threads_do_not_change_bits(isa, cache_dtype, window):
             rows += run.step([(s, s.length - 1, s.length) for s in some], window=window)
         results.append(np.concatenate(rows))
     assert_same_bits(results[0][699], results[0][760], "decode after the whole")
-    for result, threads in zip(results[1:], (2, 3, 8), strict=True):
+    for result, threads in zip(results[1:], (2, 5), strict=True):
         assert_same_bits(result, results[0], f"{threads} threads")
 
 
