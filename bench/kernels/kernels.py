@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, args):
         self.threads, self.dtype, self.quantile = args.threads, args.dtype, args.quantile
         self.is_packed = self.dtype in BLOCK_FORMATS
-        self.cache_dtype = "bf16" if self.is_packed else self.dtype
+        self.cache_dtype = args.cache_dtype
         self.backend = _testing.CpuBackend(args.threads, args.isa)
         self.report = Report(
             "kernels",
@@ -43,9 +43,10 @@ class Bench:
             quantile=args.quantile,
             backend=self.backend.description,
             dtype=args.dtype,
+            cache_dtype=args.cache_dtype,
         )
         self.rng = np.random.default_rng(args.seed)
-        print(self.backend.description, args.dtype)
+        print(f"{self.backend.description} {args.dtype}, cache in {args.cache_dtype}")
         self.measure_peaks()
 
     def measure_peaks(self):
@@ -85,7 +86,7 @@ class Bench:
         gb, gf = nbytes / seconds / 1e9, flops / seconds / 1e9
         share = max(nbytes / seconds / self.bytes_per_s, flops / seconds / (peak or self.flops_per_s))
         label = " ".join(f"{key}={value}" for key, value in shape.items())
-        text = f"{name:<16} {label:<34} {seconds * 1e6:10.1f} us {gb:7.1f} GB/s {gf:8.1f} GFLOP/s {share:5.0%}"
+        text = f"{name:<16} {label:<42} {seconds * 1e6:10.1f} us {gb:7.1f} GB/s {gf:8.1f} GFLOP/s {share:5.0%}"
         self.report.add(text, name=name, **shape, us=seconds * 1e6, gb_per_s=gb, gflop_per_s=gf, share=share)
 
     def blocks(self, count):
@@ -130,20 +131,23 @@ class Bench:
             operations = 2.0 * m * n * k
             self.add(f"linear {name}", seconds, matrices[0].nbytes, operations, self.linear_flops_per_s, M=m, N=n, K=k)
 
-    def attention(self, name, sequences, rows, context):
-        shape = _testing.HeadShape(9, 3, 64)
-        tokens = sequences * rows
-        self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, input_cols=960, shape=shape)
+    def attention(self, name, sequences, rows, context, heads=(9, 3, 64)):
+        shape = _testing.HeadShape(*heads)
+        query_heads, kv_heads, dim = heads
+        tokens, cols = sequences * rows, (query_heads + 2 * kv_heads) * dim
+        self.backend.reserve(tokens=tokens, sequences=sequences, context_len=context, input_cols=cols, shape=shape)
         caches = []
         while sum(c.nbytes for c in caches) < COLD_BYTES:
             caches.append(_testing.KvCache(self.backend, shape, 16, self.cache_dtype, sequences * context // 16))
-        qkv, out = self.activations(tokens, 960), self.activations(tokens, 576, empty=True)
+            caches[-1].fill(0x3C)  # untouched memory is one page of zeros, and always warm
+        qkv, out = self.activations(tokens, cols), self.activations(tokens, query_heads * dim, empty=True)
         seconds = self.timed(
             lambda calls: _testing.time_attention(self.backend, qkv, caches, sequences, context, 0.125, out, calls)
         )
         seen = sum(context - rows + 1 + i for i in range(rows)) * sequences  # (row, token) pairs
-        kv_bytes = sequences * context * caches[0].nbytes // (sequences * context)
-        self.add(name, seconds, kv_bytes, 4.0 * seen * 9 * 64, seqs=sequences, rows=rows, context=context)
+        flops = 4.0 * seen * query_heads * dim
+        size = {"seqs": sequences, "rows": rows, "context": context, "dim": dim}
+        self.add(name, seconds, caches[0].nbytes, flops, **size)
 
 
 def main():
@@ -154,8 +158,9 @@ def main():
         "--dtype",
         choices=["bf16", "f32", *BLOCK_FORMATS],
         default="bf16",
-        help="of weights and cache; with packed weights the cache is bf16",
+        help="of the weights",
     )
+    parser.add_argument("--cache-dtype", choices=["bf16", "f32", "int8"], default="bf16", help="of keys and values")
     parser.add_argument("--only", choices=[*SHAPES, "attention"], help="one group of kernels")
     parser.add_argument("--quantile", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=1)
@@ -168,9 +173,12 @@ def main():
             bench.linear(name)
     if args.only in (None, "attention"):
         for context in (256, 2048):
-            for sequences in (1, 8, 32):
+            for sequences in (1, 2, 8, 32):
                 bench.attention("attn decode", sequences, 1, context)
             bench.attention("attn prefill", 1, 256, context)
+        for dim in (80, 96, 128, 256):
+            bench.attention("attn decode", 8, 1, 256, (9, 3, dim))
+            bench.attention("attn prefill", 1, 256, 256, (9, 3, dim))
 
 
 if __name__ == "__main__":

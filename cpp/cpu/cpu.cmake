@@ -1,5 +1,5 @@
 # The CPU backend. One kernel source per instruction set, each file with its own flags; only x86-64 has more than one.
-llmsrv_library(cpu SOURCES cpu_backend.cc int8_linear.cc isa.cc kernels_scalar.cc kernels_int8_scalar.cc DEPENDS ops)
+llmsrv_library(cpu SOURCES cpu_backend.cc int8_linear.cc isa.cc kernels_scalar.cc paged_attention.cc kernels_int8_scalar.cc DEPENDS ops)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   target_sources(llmsrv_cpu PRIVATE ${CMAKE_CURRENT_LIST_DIR}/kernels_avx2.cc ${CMAKE_CURRENT_LIST_DIR}/kernels_avx512.cc
                                     ${CMAKE_CURRENT_LIST_DIR}/kernels_amx.cc ${CMAKE_CURRENT_LIST_DIR}/kernels_int8_avx2.cc

@@ -8,12 +8,12 @@
 #include "cpp/cpu/int8_linear.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/kernels.h"
+#include "cpp/cpu/paged_attention.h"
 #include "cpp/cpu/row_source.h"
 
 namespace llmsrv {
 namespace {
 
-using cpu::AttentionItem;
 using cpu::AttentionTask;
 using cpu::KernelTable;
 using cpu::LinearTask;
@@ -24,7 +24,11 @@ constexpr std::int64_t kAloneValues = 8192;
 class CpuBackend final : public Backend {
  public:
   CpuBackend(ThreadPool& pool, CpuIsa isa)
-      : pool_(pool), isa_(std::move(isa)), kernels_(*isa_.kernels), int8_linear_(pool, *isa_.int8_kernels) {}
+      : pool_(pool),
+        isa_(std::move(isa)),
+        kernels_(*isa_.kernels),
+        attention_(pool, kernels_),
+        int8_linear_(pool, *isa_.int8_kernels) {}
 
   std::string description() const override {
     const int threads = pool_.size();
@@ -33,13 +37,14 @@ class CpuBackend final : public Backend {
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
     return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) + rows_bytes(limits) +
-           int8_linear_.workspace_bytes(limits.input_cols);
+           attention_.workspace_bytes(limits) + int8_linear_.workspace_bytes(limits.input_cols);
   }
 
   void reserve(const StepLimits& limits) override {
     limits_ = limits;
     scratch_ = AlignedBuffer(scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()));
     rows_ = AlignedBuffer(rows_bytes(limits));
+    attention_.reserve(limits);
     int8_linear_.reserve(limits.input_cols);
   }
 
@@ -73,7 +78,7 @@ class CpuBackend final : public Backend {
                             std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
                             const KvLayer& cache) override {
     const std::size_t head_bytes = kv_head_bytes(shape, cache.block_size, cache.dtype);
-    KernelTable::StoreKv* store = cache.dtype == DType::kBf16 ? kernels_.store_kv_bf16 : kernels_.store_kv_f32;
+    KernelTable::StoreKv* store = kv_kernels(cache.dtype).store;
     for_rows(qkv.rows, qkv.cols, [&](int t) {
       const auto row = static_cast<std::size_t>(t);
       const std::ptrdiff_t angles = static_cast<std::ptrdiff_t>(positions[row]) * (shape.head_dim / 2);
@@ -108,22 +113,11 @@ class CpuBackend final : public Backend {
         .block_size = cache.block_size,
         .window = std::min(options.window.value_or(limits_.context_len), limits_.context_len),
         .scale = options.scale,
+        .soft_cap = options.soft_cap ? &*options.soft_cap : nullptr,
         .out = out.f32_row(0),
         .out_stride = out.row_stride,
     };
-    KernelTable::Attention* kernel = cache.dtype == DType::kBf16 ? kernels_.attention_bf16 : kernels_.attention_f32;
-    std::int64_t total_cost = 0;
-    for_items(task, shape.kv_heads, ranges, [&](const AttentionItem&, std::int64_t cost) { total_cost += cost; });
-    pool_.run([&](int member) {
-      float* scratch = reinterpret_cast<float*>(scratch_of(member));
-      std::int64_t cost_before = 0;
-      for_items(task, shape.kv_heads, ranges, [&](const AttentionItem& item, std::int64_t cost) {
-        // An item belongs to the member in whose share of the total cost its middle falls.
-        const std::int64_t owner = (2 * cost_before + cost) * pool_.size() / (2 * total_cost);
-        cost_before += cost;
-        if (owner == member) kernel(task, item, scratch);
-      });
-    });
+    attention_.run(task, kv_kernels(cache.dtype).attention, shape.kv_heads, ranges);
   }
 
   void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
@@ -177,24 +171,6 @@ class CpuBackend final : public Backend {
     });
   }
 
-  // Calls visit(item, cost) for every attention item, always in the same order. The cost is the number of dot products.
-  template <typename Visit>
-  void for_items(const AttentionTask& task, int kv_heads, std::span<const AttentionRange> ranges,
-                 const Visit& visit) const {
-    for (const AttentionRange& range : ranges) {
-      const int queries = range.row_count * task.group;
-      for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
-        for (int first = 0; first < queries; first += kernels_.query_tile) {
-          const int count = std::min(kernels_.query_tile, queries - first);
-          const int last_position = range.context_len - range.row_count + (first + count - 1) / task.group;
-          const std::int64_t seen = std::min(last_position + 1, task.window);
-          visit(AttentionItem{range.first_row, range.row_count, range.context_len, range.blocks, kv_head, first, count},
-                seen * count);
-        }
-      }
-    }
-  }
-
   // Calls work(t) for every row, on one thread when that is over sooner.
   template <typename Work>
   void for_rows(int rows, int cols, const Work& work) {
@@ -214,17 +190,33 @@ class CpuBackend final : public Backend {
 
   // Scratch of one thread: whole cache lines, so that threads never write to the same one.
   std::size_t scratch_bytes(const StepLimits& limits) const {
-    const std::size_t attention =
-        sizeof(float) * kernels_.attention_scratch_floats(limits.context_len, limits.shape.head_dim);
-    const std::size_t bytes = std::max(attention, kernels_.linear_scratch_bytes(limits.input_cols));
-    return (bytes + 63) / 64 * 64;
+    return (kernels_.linear_scratch_bytes(limits.input_cols) + 63) / 64 * 64;
   }
   std::byte* scratch_of(int member) const {
     return scratch_.data() + scratch_bytes(limits_) * static_cast<std::size_t>(member);
   }
 
   static std::size_t kv_head_bytes(const HeadShape& shape, int block_size, DType dtype) {
-    return 2 * static_cast<std::size_t>(shape.head_dim) * static_cast<std::size_t>(block_size) * dtype_bytes(dtype);
+    const std::size_t scale_bytes = dtype == DType::kInt8 ? sizeof(float) : 0;
+    const std::size_t token_bytes = static_cast<std::size_t>(shape.head_dim) * dtype_bytes(dtype) + scale_bytes;
+    return 2 * token_bytes * static_cast<std::size_t>(block_size);
+  }
+
+  // The kernels that read and write a cache of one type.
+  struct KvKernels {
+    KernelTable::StoreKv* store;
+    KernelTable::Attention* attention;
+  };
+  KvKernels kv_kernels(DType dtype) const {
+    switch (dtype) {
+      case DType::kF32:
+        return {kernels_.store_kv_f32, kernels_.attention_f32};
+      case DType::kBf16:
+        return {kernels_.store_kv_bf16, kernels_.attention_bf16};
+      case DType::kInt8:
+        return {kernels_.store_kv_int8, kernels_.attention_int8};
+    }
+    throw InternalError("unknown type of the KV cache");
   }
 
   ThreadPool& pool_;
@@ -233,6 +225,7 @@ class CpuBackend final : public Backend {
   StepLimits limits_;
   AlignedBuffer scratch_;
   AlignedBuffer rows_;  // [tokens, input_cols]: a step's rows after a prologue, for weights that are floats
+  PagedAttention attention_;
   Int8Linear int8_linear_;
 };
 

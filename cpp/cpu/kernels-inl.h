@@ -7,8 +7,10 @@
 //
 // Orders of summation, which promise P3 rests on:
 //   dot products   one lane and one chain per output, k ascending
-//   softmax        lane = absolute position mod lanes, ascending within a lane, then a fixed tree over lanes
-//   p V            one chain per output element, positions ascending
+//   softmax        within a segment of kSegment positions: lane = absolute position mod lanes, ascending within a lane,
+//                  then a fixed tree over lanes
+//   p V            within a segment: one chain per output element, positions ascending
+//   segments       one chain per query and output element, segments ascending
 // None of them sees how many other rows or queries a tile holds.
 #include <stddef.h>
 #include <stdint.h>
@@ -55,7 +57,8 @@ constexpr int vectors_for(int rows, int multiple) {
 
 // --- dot products: weights' panels and keys' blocks share one layout ------------------------------------------------
 //
-// A column pair is a line of `lanes` words (bf16: both columns in one word) or two lines of `lanes` floats (f32).
+// A column pair is a line of `lanes` words (bf16: both columns in one word) or two lines of `lanes` floats or bytes
+// (f32, int8).
 
 template <typename V>
 struct Bf16Pairs {
@@ -71,6 +74,15 @@ struct F32Pairs {
   static void load(const uint8_t* at, int lanes, typename V::F& even, typename V::F& odd) {
     even = V::load(reinterpret_cast<const float*>(at));
     odd = V::load(reinterpret_cast<const float*>(at) + lanes);
+  }
+};
+
+template <typename V>
+struct Int8Pairs {
+  static constexpr int kBytesPerLane = 2;
+  static void load(const uint8_t* at, int lanes, typename V::F& even, typename V::F& odd) {
+    even = V::load_int8(at);
+    odd = V::load_int8(at + lanes);
   }
 };
 
@@ -226,16 +238,21 @@ size_t linear_scratch_bytes(int) { return 0; }
 
 // --- rows -----------------------------------------------------------------------------------------------------------
 
-// e^x, relative error about 1e-7; 0 below the smallest normal float, infinity above 2^127.5, NaN stays.
-Vec::F exp(Vec::F x) {
+// e^x = power (1 + r s)
+struct Exponential {
+  Vec::F power;
+  Vec::F r;
+  Vec::F s;
+};
+
+// REQUIRES: every x is NaN or in [-87.33, 89]
+Exponential split_exp(Vec::F x) {
   using F = Vec::F;
-  const F lowest = Vec::set1(-87.336544f);      // ln 2^-126
   const F round_bias = Vec::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  const F clamped = Vec::max(lowest, Vec::min(Vec::set1(89.0f), x));
-  const F biased = Vec::fma(clamped, Vec::set1(1.44269504f), round_bias);
+  const F biased = Vec::fma(x, Vec::set1(1.44269504f), round_bias);
   const F n = Vec::sub(biased, round_bias);
   // ln 2 in two parts; n times the first is exact.
-  const F r = Vec::fnma(n, Vec::set1(-2.12194440e-4f), Vec::fnma(n, Vec::set1(0.693359375f), clamped));
+  const F r = Vec::fnma(n, Vec::set1(-2.12194440e-4f), Vec::fnma(n, Vec::set1(0.693359375f), x));
   F p = Vec::set1(1.0f / 5040);  // Taylor: |r| <= ln(2) / 2, so the next term is below 6e-9
   p = Vec::fma(p, r, Vec::set1(1.0f / 720));
   p = Vec::fma(p, r, Vec::set1(1.0f / 120));
@@ -243,25 +260,24 @@ Vec::F exp(Vec::F x) {
   p = Vec::fma(p, r, Vec::set1(1.0f / 6));
   p = Vec::fma(p, r, Vec::set1(0.5f));
   p = Vec::fma(p, r, Vec::set1(1.0f));
-  p = Vec::fma(p, r, Vec::set1(1.0f));
-  return Vec::zero_if_less(x, lowest, Vec::mul(p, Vec::power_of_two(biased)));
+  return {Vec::power_of_two(biased), r, p};
 }
 
-// Combines the lanes pairwise: a fixed tree.
-template <typename F>
-float reduce_lanes(Vec::F vector, const F& combine) {
-  float lanes[Vec::kLanes];
-  Vec::store(lanes, vector);
-  for (int width = Vec::kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = combine(lanes[i], lanes[i + width]);
-  }
-  return lanes[0];
+// e^x, relative error about 1e-7; 0 below the smallest normal float, infinity above 2^127.5, NaN stays.
+Vec::F exp(Vec::F x) {
+  const Vec::F lowest = Vec::set1(-87.336544f);  // ln 2^-126
+  const Exponential parts = split_exp(Vec::max(lowest, Vec::min(Vec::set1(89.0f), x)));
+  const Vec::F p = Vec::fma(parts.s, parts.r, Vec::set1(1.0f));
+  return Vec::zero_if_less(x, lowest, Vec::mul(p, parts.power));
 }
-float sum_lanes(Vec::F vector) {
-  return reduce_lanes(vector, [](float a, float b) { return a + b; });
-}
-float max_lanes(Vec::F vector) {
-  return reduce_lanes(vector, [](float a, float b) { return max_of(a, b); });
+
+// tanh x = (e^2x - 1) / (e^2x + 1), relative error about 2e-7, also near 0: e^2x - 1 is never formed from e^2x.
+Vec::F tanh(Vec::F x) {
+  const Vec::F limit = Vec::set1(40.0f);
+  const Vec::F twice = Vec::max(Vec::sub(Vec::zero(), limit), Vec::min(limit, Vec::add(x, x)));
+  const Exponential parts = split_exp(twice);
+  const Vec::F less_one = Vec::fma(parts.power, Vec::mul(parts.r, parts.s), Vec::sub(parts.power, Vec::set1(1.0f)));
+  return Vec::div(less_one, Vec::add(less_one, Vec::set1(2.0f)));
 }
 
 // Calls f(i, n) for vectors at i of n lanes each: all full but for the last.
@@ -283,7 +299,7 @@ void rms_norm(const float* in, const float* weight, int cols, float eps, float* 
     const Vec::F x = load(in + i, n);
     squares = Vec::fma(x, x, squares);
   });
-  const float mean = sum_lanes(squares) / static_cast<float>(cols);
+  const float mean = Vec::sum(squares) / static_cast<float>(cols);
   const Vec::F scale = Vec::set1(1.0f / __builtin_sqrtf(mean + eps));
   for_vectors(
       cols, [&](int i, int n) { store(out + i, Vec::mul(Vec::mul(load(in + i, n), scale), load(weight + i, n)), n); });
@@ -311,11 +327,12 @@ void rotate(float* head, const float* cos, const float* sin, int head_dim) {
 
 // --- the paged cache ------------------------------------------------------------------------------------------------
 //
-// One kv head's part of a block is its keys, then its values:
+// One kv head's part of a block is its keys, then its values, then (int8) the scales of both:
 //   bf16  keys   [head_dim / 2][block_size][2]  elements 2i and 2i + 1 of a token: as a panel, with tokens for rows
 //         values [block_size][head_dim / 2][2]  elements i and i + head_dim / 2 of a token
 //   f32   keys   [head_dim][block_size]
 //         values [block_size][head_dim]
+//   int8  keys and values as f32, then float scales [2][block_size] of keys and values
 
 // As float_to_bf16 of base/float16.h, which a kernel file may not include.
 uint32_t bf16_bits(float value) {
@@ -344,11 +361,45 @@ void store_kv_f32(const float* key, const float* value, int head_dim, int block_
   memcpy(block + (block_size + offset) * head_dim, value, static_cast<size_t>(head_dim) * 4);
 }
 
-// Loads elements [i, i + n) of both halves of one token's value; n = kLanes when kFull.
+// Rounds x[i] / scale to out[i * stride], for the scale max|x| / 127, which it returns. All are 0 where that is too
+// small for a float to invert; a NaN or an infinity makes the scale NaN.
+float quantize_int8(const float* x, int count, int stride, uint8_t* out) {
+  uint32_t largest_bits = 0;  // without their sign, floats are ordered as their bits are, infinity and NaN last
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, x + i, sizeof(bits));
+    largest_bits = max_of(largest_bits, bits & 0x7fffffffu);
+  }
+  float largest;
+  memcpy(&largest, &largest_bits, sizeof(largest));
+  const bool is_finite = largest_bits < 0x7f800000u;
+  const float inverse = is_finite && largest >= 0x1p-100f ? 127.0f / largest : 0.0f;
+  for (int i = 0; i < count; ++i) {
+    const float biased = (is_finite ? x[i] : 0.0f) * inverse + 12582912.0f;  // as in exp: an integer in the low bits
+    memcpy(out + static_cast<ptrdiff_t>(i) * stride, &biased, 1);
+  }
+  if (!is_finite) return __builtin_nanf("");
+  return inverse == 0.0f ? 0.0f : largest / 127.0f;
+}
+
+void store_kv_int8(const float* key, const float* value, int head_dim, int block_size, int offset,
+                   uint8_t* head_block) {
+  const ptrdiff_t values_at = static_cast<ptrdiff_t>(block_size) * head_dim;
+  const float scales[2] = {quantize_int8(key, head_dim, block_size, head_block + offset),
+                           quantize_int8(value, head_dim, 1, head_block + values_at + offset * head_dim)};
+  uint8_t* scale_at = head_block + 2 * values_at + offset * 4;
+  memcpy(scale_at, scales, 4);
+  memcpy(scale_at + block_size * 4, scales + 1, 4);
+}
+
+// How a cache is read: the keys of tokens side by side (Pairs, kKeyBytes from one token's to the next one's), and
+// elements [i, i + n) of both halves of one token's value (load; n = kLanes when kFull).
 struct Bf16Values {
-  using Pairs = Bf16Pairs<Vec>;
-  using NarrowPairs = Bf16Pairs<NarrowVec>;
+  template <typename V>
+  using Pairs = Bf16Pairs<V>;
   static constexpr int kBytes = 2;
+  static constexpr int kKeyBytes = 4;
+  static constexpr bool kHasScales = false;
   template <bool kFull>
   static void load(const uint8_t* value, int, int i, int n, Vec::F& low, Vec::F& high) {
     if constexpr (kFull) {
@@ -360,9 +411,11 @@ struct Bf16Values {
 };
 
 struct F32Values {
-  using Pairs = F32Pairs<Vec>;
-  using NarrowPairs = F32Pairs<NarrowVec>;
+  template <typename V>
+  using Pairs = F32Pairs<V>;
   static constexpr int kBytes = 4;
+  static constexpr int kKeyBytes = 4;
+  static constexpr bool kHasScales = false;
   template <bool kFull>
   static void load(const uint8_t* value, int half, int i, int n, Vec::F& low, Vec::F& high) {
     const auto* elements = reinterpret_cast<const float*>(value) + i;
@@ -376,16 +429,35 @@ struct F32Values {
   }
 };
 
+// Loads whole vectors always: what stands behind an element is an integer too, or a scale's bytes, and lanes from n on
+// are never used.
+struct Int8Values {
+  template <typename V>
+  using Pairs = Int8Pairs<V>;
+  static constexpr int kBytes = 1;
+  static constexpr int kKeyBytes = 1;
+  static constexpr bool kHasScales = true;
+  template <bool kFull>
+  static void load(const uint8_t* value, int half, int i, int, Vec::F& low, Vec::F& high) {
+    low = Vec::load_int8(value + i);
+    high = Vec::load_int8(value + half + i);
+  }
+};
+
 // --- attention ------------------------------------------------------------------------------------------------------
 //
-// Two passes, so that a row's arithmetic is the same in a decode step, a chunk and a whole prompt: all scores, then
-// their exact maximum, exponentials and sum, then p V. Scores stand by absolute position, from a multiple of
-// kPositionUnit at or before the first position that any query of the item sees.
+// The positions of a sequence fall into segments of kSegment, by absolute position. A query's result over one segment
+// is its maximum m, l = sum of p = e^(score - m), and the sum of p v: two passes, all scores first. Over all segments
+// that it sees, ascending, the result is sum e^(m - M) (p v) / sum e^(m - M) l, where M is the largest m. So neither
+// who computes a segment nor what else is computed with it can change a bit, and a long context can be shared by
+// threads.
 //
 // Slots past a row's end hold whatever an earlier owner left. Their scores are computed with their block, and replaced
 // before anything reads them; their values are never touched.
 
-constexpr int kPositionUnit = 32;  // a multiple of every block size and every lane count
+constexpr int kSegment = 128;      // positions
+constexpr int kValuesAhead = 64;   // positions between a value that is read and one that is fetched
+constexpr int kPositionUnit = 32;  // scores start at a multiple: of every block size and every lane count
 
 struct Span {
   int begin;
@@ -393,98 +465,201 @@ struct Span {
   bool empty() const { return begin >= end; }
 };
 
-// One item's view of its sequence.
-struct Context {
-  const AttentionTask& task;
-  const AttentionItem& item;
-  int base;          // position of scores[q][0]
-  int score_stride;  // floats from one query's scores to the next
-  int half_stride;   // floats of one half of an output accumulator
-  float* scores;     // [kQueryTile][score_stride]
-  float* sums;       // [kQueryTile][2][half_stride]: p V, not yet normalized
-  Span seen[kQueryTile];
+// The positions that query q of an item sees.
+Span seen_by(const AttentionTask& task, const AttentionItem& item, int q) {
+  const int end = item.context_len - item.row_count + (item.first_query + q) / task.group + 1;
+  return {end > task.window ? end - task.window : 0, end};
+}
 
-  const uint8_t* keys(int position) const {
-    return task.cache + static_cast<size_t>(item.blocks[position / task.block_size]) * task.block_bytes +
-           static_cast<size_t>(item.kv_head) * task.head_bytes;
-  }
-  float* query_scores(int q) const { return scores + static_cast<ptrdiff_t>(q) * score_stride; }
-  float* query_sums(int q) const { return sums + static_cast<ptrdiff_t>(q) * 2 * half_stride; }
-  // Where query q stands in a row of queries or of `out`, whose heads are ordered alike.
-  ptrdiff_t row(int q) const { return item.first_row + (item.first_query + q) / task.group; }
-  ptrdiff_t column(int q) const {
-    const int head = item.kv_head * task.group + (item.first_query + q) % task.group;
-    return static_cast<ptrdiff_t>(head) * task.head_dim;
+// What the segments of an item came to, until finish_attention() joins them.
+struct Partials {
+  int first_segment;
+  int segments;
+  int half_stride;  // floats of one half of p V
+  float* maxima;    // [kQueryTile][segments]
+  float* sums;      // [kQueryTile][segments]
+  float* values;    // [segments][kQueryTile][2][half_stride]: p V
+
+  float* query_values(int segment, int q) const {
+    const ptrdiff_t row = static_cast<ptrdiff_t>(segment - first_segment) * kQueryTile + q;
+    return values + row * 2 * half_stride;
   }
 };
 
-// Fetches the key blocks of the next tile while this one is computed.
+size_t attention_partial_floats(int context_len, int head_dim) {
+  const size_t segments = static_cast<size_t>(round_up(context_len, kSegment) / kSegment);
+  return segments * kQueryTile * static_cast<size_t>(2 + 2 * round_up(head_dim / 2, Vec::kLanes));
+}
+
+Partials partials_of(const AttentionTask& task, const AttentionItem& item, float* memory) {
+  const int first = seen_by(task, item, 0).begin / kSegment;
+  const int segments = (seen_by(task, item, item.query_count - 1).end - 1) / kSegment - first + 1;
+  float* sums = memory + kQueryTile * segments;
+  return {first, segments, round_up(task.head_dim / 2, Vec::kLanes), memory, sums, sums + kQueryTile * segments};
+}
+
+// One segment of an item, with those of its queries that see any of it.
+struct Context {
+  const AttentionTask& task;
+  AttentionItem item;
+  int block_shift;       // log2 of the block size
+  ptrdiff_t keys_bytes;  // of one head in a block; its values take as many
+  int base;              // position of scores[q][0]
+  int end;               // of the positions that any query sees
+  int half_stride;       // as in Partials
+  float* scores;         // [kQueryTile][kSegment]
+  float* sums;           // [kQueryTile][2][half_stride]: p V
+  Span seen[kQueryTile];
+
+  int in_block(int position) const { return position & (task.block_size - 1); }
+  const uint8_t* block(int position) const {
+    return task.cache + static_cast<size_t>(item.blocks[position >> block_shift]) * task.block_bytes +
+           static_cast<size_t>(item.kv_head) * task.head_bytes;
+  }
+  // What is read some time after the values at offset `value_at` in an earlier block: the values that stand there in
+  // the block of `position`, or its keys where the next segment has begun.
+  const uint8_t* after_values(int position, ptrdiff_t value_at) const {
+    if (position < end) return block(position) + value_at;
+    return block(min_of(position, item.context_len - 1)) + value_at - keys_bytes;
+  }
+  float* query_scores(int q) const { return scores + q * kSegment; }
+  float* query_sums(int q) const { return sums + static_cast<ptrdiff_t>(q) * 2 * half_stride; }
+};
+
+// Where query q of an item stands in a row of queries or of `out`, whose heads are ordered alike.
+ptrdiff_t query_row(const AttentionTask& task, const AttentionItem& item, int q) {
+  return item.first_row + (item.first_query + q) / task.group;
+}
+ptrdiff_t query_column(const AttentionTask& task, const AttentionItem& item, int q) {
+  const int head = item.kv_head * task.group + (item.first_query + q) % task.group;
+  return static_cast<ptrdiff_t>(head) * task.head_dim;
+}
+
+// Vectors of positions that the queries of a segment see.
+template <typename V>
+int vectors_of(const Context& context) {
+  return (context.end - context.base + V::kLanes - 1) / V::kLanes;
+}
+
+enum ScaleKind { kKeyScales, kValueScales };  // in their order in a block
+
+// scores[q][position - base] *= scale of the position, for vectors [first_vector, end_vector) of positions.
+template <typename V>
+void multiply_by_scales(const Context& context, int first_vector, int end_vector, ScaleKind kind) {
+  for (int v = first_vector; v < end_vector; ++v) {
+    const int position = context.base + v * V::kLanes;
+    const uint8_t* scales = context.block(position) + 2 * context.keys_bytes +
+                            (kind * context.task.block_size + context.in_block(position)) * 4;
+    const typename V::F scale = V::load(reinterpret_cast<const float*>(scales));
+    for (int q = 0; q < context.item.query_count; ++q) {
+      float* at = context.query_scores(q) + v * V::kLanes;
+      V::store(at, V::mul(V::load(at), scale));
+    }
+  }
+}
+
+// Fetches what is read after the keys of a tile while these are computed: the keys of the next tile, or the segment's
+// first values.
 template <typename V, int kVectors>
 struct KeysAhead {
   const uint8_t* next[kVectors];
-  void operator()(int v, const uint8_t*, ptrdiff_t offset) const { V::prefetch(next[v] + offset); }
+  void operator()(int v, const uint8_t*, ptrdiff_t offset) const { V::prefetch_far(next[v] + offset); }
 };
 
-template <typename V, typename Pairs, int kVectors, int kQueries>
-void score_vectors(const Context& context, const float* const* queries, int first_vector, int last_vector) {
+template <typename V, typename Values, int kVectors, int kQueries>
+void score_vectors(const Context& context, const float* const* queries, int first_vector) {
+  const AttentionTask& task = context.task;
   const uint8_t* streams[kVectors];
   KeysAhead<V, kVectors> ahead;
   for (int v = 0; v < kVectors; ++v) {
     const int position = context.base + (first_vector + v) * V::kLanes;
-    streams[v] = context.keys(position) + position % context.task.block_size * 4;
-    const int next = context.base + min_of(first_vector + v + kVectors, last_vector) * V::kLanes;
-    ahead.next[v] = context.keys(next) + next % context.task.block_size * 4;
+    const int next = position + kVectors * V::kLanes;
+    streams[v] = context.block(position) + context.in_block(position) * Values::kKeyBytes;
+    ahead.next[v] = next < context.end
+                        ? context.block(next) + context.in_block(next) * Values::kKeyBytes
+                        : context.block(min_of(context.base + v * V::kLanes, context.end - 1)) + context.keys_bytes;
   }
-  dot_tile<V, Pairs, kVectors, kQueries>(streams, context.task.block_size, queries, context.task.head_dim, ahead,
-                                         context.scores + first_vector * V::kLanes, context.score_stride);
+  float* scores = context.scores + first_vector * V::kLanes;
+  dot_tile<V, typename Values::template Pairs<V>, kVectors, kQueries>(streams, task.block_size, queries, task.head_dim,
+                                                                      ahead, scores, kSegment);
+  if constexpr (Values::kHasScales) multiply_by_scales<V>(context, first_vector, first_vector + kVectors, kKeyScales);
 }
 
-// scores[q][position - base] = q . k for every position up to the last that any query sees.
-template <typename V, typename Pairs>
-void compute_scores(const Context& context) {
-  const int queries_count = context.item.query_count;
-  const float* queries[kQueryTile];
-  for (int q = 0; q < queries_count; ++q) {
-    queries[q] = context.task.queries + context.row(q) * context.task.query_stride + context.column(q);
+// Vectors of a tile of scores: a power of two, so that whole tiles fill a segment.
+constexpr int score_vectors_for(int queries) {
+  int vectors = 1;
+  while (2 * vectors <= vectors_for(queries, 1)) vectors *= 2;
+  return vectors;
+}
+
+// Vectors [vector, end_vector) of positions, in tiles of kVectors and then of less.
+template <typename V, typename Values, int kVectors, int kQueries>
+void score_span(const Context& context, const float* const* queries, int vector, int end_vector) {
+  for (; vector + kVectors <= end_vector; vector += kVectors) {
+    score_vectors<V, Values, kVectors, kQueries>(context, queries, vector);
   }
-  const int last_position = context.seen[queries_count - 1].end - 1;
-  const int last_vector = (last_position - context.base) / V::kLanes;
-  with_count<kQueryTile>(queries_count, [&](auto count) {
+  if constexpr (kVectors > 1) {
+    if (vector < end_vector) score_span<V, Values, kVectors / 2, kQueries>(context, queries, vector, end_vector);
+  }
+}
+
+// scores[q][position - base] = q . k for every position of the segment up to the last that any query sees.
+template <typename V, typename Values>
+void compute_scores(const Context& context) {
+  const AttentionItem& item = context.item;
+  const float* queries[kQueryTile];
+  for (int q = 0; q < item.query_count; ++q) {
+    queries[q] = context.task.queries + query_row(context.task, item, q) * context.task.query_stride +
+                 query_column(context.task, item, q);
+  }
+  with_count<kQueryTile>(item.query_count, [&](auto count) {
     constexpr int kQueries = decltype(count)::value;
-    constexpr int kVectors = vectors_for(kQueries, 1);
-    int v = 0;
-    for (; v + kVectors <= last_vector + 1; v += kVectors) {
-      score_vectors<V, Pairs, kVectors, kQueries>(context, queries, v, last_vector);
-    }
-    for (; v <= last_vector; ++v) score_vectors<V, Pairs, 1, kQueries>(context, queries, v, last_vector);
+    score_span<V, Values, score_vectors_for(kQueries), kQueries>(context, queries, 0, vectors_of<V>(context));
   });
 }
 
-// Turns query q's scores into exp(scale * score - maximum), 0 outside of what it sees; returns their sum.
-float exponentiate(const Context& context, int q) {
-  float* scores = context.query_scores(q);
-  const int begin = context.seen[q].begin - context.base;
-  const int end = context.seen[q].end - context.base;
-  const int first = begin / Vec::kLanes * Vec::kLanes;
-  const int last = round_up(end, Vec::kLanes);
-  for (int i = first; i < begin; ++i) scores[i] = -__builtin_inff();
-  for (int i = end; i < last; ++i) scores[i] = -__builtin_inff();
+// The scores of query q, from a vector's begin to a vector's end.
+Span whole_vectors(const Context& context, int q) {
+  return {(context.seen[q].begin - context.base) / Vec::kLanes * Vec::kLanes,
+          round_up(context.seen[q].end - context.base, Vec::kLanes)};
+}
 
-  const Vec::F scale = Vec::set1(context.task.scale);
-  Vec::F largest = Vec::set1(-__builtin_inff());
-  for (int i = first; i < last; i += Vec::kLanes) {
-    const Vec::F scaled = Vec::mul(Vec::load(scores + i), scale);
+// Scales query q's scores, bends them by the soft cap, makes those that it does not see -infinity; returns the largest.
+float scale_scores(const Context& context, int q) {
+  constexpr float kLowest = -3.402823466e38f;  // -infinity can be subtracted from it
+  const AttentionTask& task = context.task;
+  const Span span = whole_vectors(context, q);
+  float* scores = context.query_scores(q);
+  float scale = task.scale;
+  if (task.soft_cap != nullptr) {
+    const Vec::F bend = Vec::set1(scale / *task.soft_cap);
+    for (int i = span.begin; i < span.end; i += Vec::kLanes) {
+      Vec::store(scores + i, tanh(Vec::mul(Vec::load(scores + i), bend)));
+    }
+    scale = *task.soft_cap;
+  }
+  for (int i = span.begin; i < context.seen[q].begin - context.base; ++i) scores[i] = -__builtin_inff();
+  for (int i = context.seen[q].end - context.base; i < span.end; ++i) scores[i] = -__builtin_inff();
+  Vec::F largest = Vec::set1(kLowest);
+  for (int i = span.begin; i < span.end; i += Vec::kLanes) {
+    const Vec::F scaled = Vec::mul(Vec::load(scores + i), Vec::set1(scale));
     Vec::store(scores + i, scaled);
     largest = Vec::max(scaled, largest);
   }
-  const Vec::F maximum = Vec::set1(max_lanes(largest));
+  return Vec::largest(largest);
+}
+
+// Turns query q's scores into p = e^(score - maximum); returns their sum.
+float exponentiate(const Context& context, int q, float maximum) {
+  const Span span = whole_vectors(context, q);
+  float* scores = context.query_scores(q);
   Vec::F sum = Vec::zero();
-  for (int i = first; i < last; i += Vec::kLanes) {
-    const Vec::F p = exp(Vec::sub(Vec::load(scores + i), maximum));
+  for (int i = span.begin; i < span.end; i += Vec::kLanes) {
+    const Vec::F p = exp(Vec::sub(Vec::load(scores + i), Vec::set1(maximum)));
     Vec::store(scores + i, p);
     sum = Vec::add(sum, p);
   }
-  return sum_lanes(sum);
+  return Vec::sum(sum);
 }
 
 // sums[q][i] += p[q][j] * v[j][i] over positions j of `span`, ascending; kVectors vectors of each half, from element i
@@ -509,15 +684,18 @@ void add_values_tile(const Context& context, int first_query, Span span, int i, 
     }
   }
   for (int position = span.begin; position < span.end;) {
-    const int in_block = position % task.block_size;
+    const int in_block = context.in_block(position);
     const int block_end = min_of(span.end, position - in_block + task.block_size);
-    const uint8_t* value = context.keys(position) + (task.block_size + in_block) * value_bytes;
+    const ptrdiff_t value_at = context.keys_bytes + in_block * value_bytes;
+    const uint8_t* value = context.block(position) + value_at;
+    const ptrdiff_t jump = context.after_values(position + kValuesAhead, value_at) - value;
     for (; position < block_end; ++position, value += value_bytes) {
       F value_low[kVectors];
       F value_high[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
         Values::template load<kFull>(value, half, i + v * Vec::kLanes, n, value_low[v], value_high[v]);
+        Vec::prefetch_far(value + jump + (i + v * Vec::kLanes) * 2 * Values::kBytes);
       }
 #pragma GCC unroll 16
       for (int q = 0; q < kQueries; ++q) {
@@ -560,8 +738,8 @@ void add_values(const Context& context, int first_query, int count, Span span) {
   });
 }
 
-// Rows of an item see different spans. What all of them see is read once for all; the ragged ends belong to one query
-// each, so that a value is multiplied only into rows that see it.
+// Queries of an item see different spans. What all of them see is read once for all; the ragged ends belong to one
+// query each, so that a value is multiplied only into rows that see it.
 //
 //   query 0   |----------------|
 //   query 1     |----------------|
@@ -570,6 +748,7 @@ void add_values(const Context& context, int first_query, int count, Span span) {
 template <typename Values>
 void add_all_values(const Context& context) {
   const int count = context.item.query_count;
+  memset(context.sums, 0, static_cast<size_t>(count * 2 * context.half_stride) * sizeof(float));
   const Span shared{context.seen[count - 1].begin, context.seen[0].end};
   if (shared.empty()) {
     for (int q = 0; q < count; ++q) add_values<Values>(context, q, 1, context.seen[q]);
@@ -580,45 +759,87 @@ void add_all_values(const Context& context) {
   for (int q = 0; q < count; ++q) add_values<Values>(context, q, 1, {shared.end, context.seen[q].end});
 }
 
-int score_floats(int positions) { return round_up(positions + kPositionUnit, kPositionUnit); }
-
-size_t attention_scratch_floats(int context_len, int head_dim) {
-  const size_t scores = static_cast<size_t>(score_floats(context_len));
-  const size_t sums = 2 * static_cast<size_t>(round_up(head_dim / 2, Vec::kLanes));
-  return kQueryTile * (scores + sums);
+template <typename V, typename Values>
+void attend(const Context& context, float* maxima, float* sums, int stride) {
+  compute_scores<V, Values>(context);
+  const int queries = context.item.query_count;
+  for (int q = 0; q < queries; ++q) maxima[q * stride] = scale_scores(context, q);
+  for (int q = 0; q < queries; ++q) sums[q * stride] = exponentiate(context, q, maxima[q * stride]);
+  // The value's scale goes into p. Positions that a query does not see become anything, and are never read again.
+  if constexpr (Values::kHasScales) multiply_by_scales<V>(context, 0, vectors_of<V>(context), kValueScales);
+  add_all_values<Values>(context);
 }
 
 template <typename Values>
-void attention(const AttentionTask& task, const AttentionItem& item, float* scratch) {
-  Context context{task, item, 0, 0, 0, nullptr, nullptr, {}};
+void attention_segment(const AttentionTask& task, const AttentionItem& item, int segment, const Partials& partials) {
+  alignas(64) float scores[kQueryTile * kSegment];
+  const ptrdiff_t keys_bytes = static_cast<ptrdiff_t>(task.block_size) * task.head_dim * Values::kBytes;
+  const int block_shift = __builtin_ctz(static_cast<unsigned>(task.block_size));
+  Context context{task, item, block_shift, keys_bytes, 0, 0, partials.half_stride, scores, nullptr, {}};
+  int first = 0;  // both ends of what queries see ascend: those that see some of this segment are neighbours
+  int count = 0;
   for (int q = 0; q < item.query_count; ++q) {
-    const int end = item.context_len - item.row_count + (item.first_query + q) / task.group + 1;
-    context.seen[q] = {end > task.window ? end - task.window : 0, end};
+    const Span seen = seen_by(task, item, q);
+    const Span here{max_of(seen.begin, segment * kSegment), min_of(seen.end, (segment + 1) * kSegment)};
+    if (here.empty()) continue;
+    if (count == 0) first = q;
+    context.seen[count++] = here;
   }
+  context.item.first_query += first;
+  context.item.query_count = count;
   context.base = context.seen[0].begin / kPositionUnit * kPositionUnit;
-  context.score_stride = score_floats(context.seen[item.query_count - 1].end - context.base);
-  context.half_stride = round_up(task.head_dim / 2, Vec::kLanes);
-  context.scores = scratch;
-  context.sums = scratch + static_cast<ptrdiff_t>(kQueryTile) * context.score_stride;
+  context.end = context.seen[count - 1].end;
+  context.sums = partials.query_values(segment, first);
 
+  const int at = first * partials.segments + segment - partials.first_segment;
   if (task.block_size >= Vec::kLanes) {
-    compute_scores<Vec, typename Values::Pairs>(context);
+    attend<Vec, Values>(context, partials.maxima + at, partials.sums + at, partials.segments);
   } else {
-    compute_scores<NarrowVec, typename Values::NarrowPairs>(context);
+    attend<NarrowVec, Values>(context, partials.maxima + at, partials.sums + at, partials.segments);
   }
-  float inverse[kQueryTile];
-  for (int q = 0; q < item.query_count; ++q) inverse[q] = 1.0f / exponentiate(context, q);
-  memset(context.sums, 0, static_cast<size_t>(item.query_count * 2 * context.half_stride) * sizeof(float));
-  add_all_values<Values>(context);
+}
 
+template <typename Values>
+void attention(const AttentionTask& task, const AttentionItem& item, int first_segment, int end_segment,
+               float* partials) {
+  const Partials results = partials_of(task, item, partials);
+  for (int segment = first_segment; segment < end_segment; ++segment) {
+    attention_segment<Values>(task, item, segment, results);
+  }
+}
+
+// Turns the maxima of a query's segments into their weights e^(m - M), and returns 1 / sum of weight * l.
+float weigh_segments(float* maxima, const float* sums, int segments) {
+  float maximum = maxima[0];
+  for (int s = 1; s < segments; ++s) maximum = max_of(maximum, maxima[s]);
+  for_vectors(segments,
+              [&](int s, int n) { store(maxima + s, exp(Vec::sub(load(maxima + s, n), Vec::set1(maximum))), n); });
+  float sum = 0.0f;
+  for (int s = 0; s < segments; ++s) sum += maxima[s] * sums[s];
+  return 1.0f / sum;
+}
+
+void finish_attention(const AttentionTask& task, const AttentionItem& item, float* partials) {
+  const Partials results = partials_of(task, item, partials);
   const int half = task.head_dim / 2;
   for (int q = 0; q < item.query_count; ++q) {
-    float* out = task.out + context.row(q) * task.out_stride + context.column(q);
-    const float* sums = context.query_sums(q);
-    const Vec::F scale = Vec::set1(inverse[q]);
+    const Span seen = seen_by(task, item, q);
+    const int first = seen.begin / kSegment;
+    const int segments = (seen.end - 1) / kSegment - first + 1;
+    const int at = q * results.segments + first - results.first_segment;
+    float* weights = results.maxima + at;
+    const Vec::F inverse = Vec::set1(weigh_segments(weights, results.sums + at, segments));
+    float* out = task.out + query_row(task, item, q) * task.out_stride + query_column(task, item, q);
     for_vectors(half, [&](int i, int n) {
-      store(out + i, Vec::mul(Vec::load(sums + i), scale), n);
-      store(out + half + i, Vec::mul(Vec::load(sums + context.half_stride + i), scale), n);
+      Vec::F low = Vec::zero();
+      Vec::F high = Vec::zero();
+      for (int s = 0; s < segments; ++s) {
+        const float* values = results.query_values(first + s, q) + i;
+        low = Vec::fma(Vec::set1(weights[s]), Vec::load(values), low);
+        high = Vec::fma(Vec::set1(weights[s]), Vec::load(values + results.half_stride), high);
+      }
+      store(out + i, Vec::mul(low, inverse), n);
+      store(out + half + i, Vec::mul(high, inverse), n);
     });
   }
 }
@@ -635,9 +856,13 @@ const KernelTable table = {
     .rotate = rotate,
     .store_kv_bf16 = store_kv_bf16,
     .store_kv_f32 = store_kv_f32,
-    .attention_scratch_floats = attention_scratch_floats,
+    .store_kv_int8 = store_kv_int8,
+    .segment_positions = kSegment,
+    .attention_partial_floats = attention_partial_floats,
     .attention_bf16 = attention<Bf16Values>,
     .attention_f32 = attention<F32Values>,
+    .attention_int8 = attention<Int8Values>,
+    .finish_attention = finish_attention,
 };
 
 }  // namespace llmsrv::cpu::LLMSRV_ISA

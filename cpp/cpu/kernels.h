@@ -35,7 +35,8 @@ struct AttentionTask {
   int block_size;
   int window;  // tokens a row sees, itself included; the context length or more when there is no window
   float scale;
-  float* out;  // [rows, heads * head_dim]
+  const float* soft_cap;  // null without one
+  float* out;             // [rows, heads * head_dim]
   ptrdiff_t out_stride;
 };
 
@@ -73,12 +74,19 @@ struct KernelTable {
                        uint8_t* head_block);
   StoreKv* store_kv_bf16;
   StoreKv* store_kv_f32;
+  StoreKv* store_kv_int8;
 
-  // Floats of scratch that one attention item needs.
-  size_t (*attention_scratch_floats)(int context_len, int head_dim);
-  using Attention = void(const AttentionTask& task, const AttentionItem& item, float* scratch);
+  // Segments [first, end) of an item: segment s is the positions [s, s + 1) * segment_positions. The segments of one
+  // item may be computed by several threads; each leaves its results in the item's `partials`.
+  int segment_positions;
+  size_t (*attention_partial_floats)(int context_len, int head_dim);  // of one item
+  using Attention = void(const AttentionTask& task, const AttentionItem& item, int first_segment, int end_segment,
+                         float* partials);
   Attention* attention_bf16;
   Attention* attention_f32;
+  Attention* attention_int8;
+  // Joins the segments of an item into its rows of `out`. Uses the partials up.
+  void (*finish_attention)(const AttentionTask& task, const AttentionItem& item, float* partials);
 };
 
 namespace scalar {

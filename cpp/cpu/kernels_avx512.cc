@@ -8,7 +8,7 @@ using Vec = Vec16;
 using NarrowVec = Vec8;  // for blocks of 8 tokens
 constexpr int kRegisters = 32;
 constexpr int kTokenTile = 12;
-constexpr int kQueryTile = 8;
+constexpr int kQueryTile = 12;
 }  // namespace
 }  // namespace llmsrv::cpu::LLMSRV_ISA
 

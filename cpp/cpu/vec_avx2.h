@@ -27,6 +27,17 @@ struct Vec8 {
   static F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }  // c - a b
   static F max(F a, F b) { return _mm256_max_ps(a, b); }              // b when either is NaN
   static F min(F a, F b) { return _mm256_min_ps(a, b); }              // b when either is NaN
+  // Lanes i and i + width combined, for half the lanes, a quarter and so on: a fixed tree.
+  static float sum(F a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+  static float largest(F a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
   static F zero_if_less(F x, F limit, F value) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), value); }
   // 2^n of the integer n that stands in the low mantissa bits of `t`.
   static F power_of_two(F t) {
@@ -41,9 +52,16 @@ struct Vec8 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(_mm256_maskload_epi32(reinterpret_cast<const int*>(from), first_lanes(n)), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+  // Into the second-level cache: more of these can be under way at once.
+  __attribute__((always_inline)) static void prefetch_far(const uint8_t* at) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 
  private:

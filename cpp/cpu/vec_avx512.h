@@ -27,6 +27,9 @@ struct Vec16 {
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
   static F max(F a, F b) { return _mm512_max_ps(a, b); }              // b when either is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }              // b when either is NaN
+  // Lanes i and i + width combined, for half the lanes, a quarter and so on: a fixed tree.
+  static float sum(F a) { return _mm512_reduce_add_ps(a); }
+  static float largest(F a) { return _mm512_reduce_max_ps(a); }
   static F zero_if_less(F x, F limit, F value) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), value);
   }
@@ -41,9 +44,16 @@ struct Vec16 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(_mm512_maskz_loadu_epi32(first_lanes(n), from), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) {
     _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+  // Into the second-level cache: more of these can be under way at once.
+  __attribute__((always_inline)) static void prefetch_far(const uint8_t* at) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 
  private:

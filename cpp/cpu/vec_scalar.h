@@ -29,6 +29,13 @@ struct Vec4 {
   static F fnma(F a, F b, F c) { return c - a * b; }      // c - a b
   static F max(F a, F b) { return select(a > b, a, b); }  // b when either is NaN
   static F min(F a, F b) { return select(a < b, a, b); }  // b when either is NaN
+  // Lanes i and i + width combined, for half the lanes, a quarter and so on: a fixed tree.
+  static float sum(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+  static float largest(F a) {
+    const float even = a[0] > a[2] ? a[0] : a[2];
+    const float odd = a[1] > a[3] ? a[1] : a[3];
+    return even > odd ? even : odd;
+  }
   static F zero_if_less(F x, F limit, F value) { return select(x < limit, F{}, value); }
   // 2^n of the integer n that stands in the low mantissa bits of `t`.
   static F power_of_two(F t) { return bits_to_float((float_to_bits(t) << 23) + 0x3f800000u); }
@@ -40,8 +47,16 @@ struct Vec4 {
   static void load_bf16_pairs_partial(const uint8_t* from, int n, F& low, F& high) {
     split(load_bytes<U>(from, static_cast<size_t>(n) * 4), low, high);
   }
+  static F load_int8(const uint8_t* from) {
+    int8_t bytes[kLanes];
+    memcpy(bytes, from, sizeof(bytes));
+    return F{static_cast<float>(bytes[0]), static_cast<float>(bytes[1]), static_cast<float>(bytes[2]),
+             static_cast<float>(bytes[3])};
+  }
   // Inlined by force: GCC would find that a function of its own has no effect, and drop the calls.
   __attribute__((always_inline)) static void prefetch(const uint8_t* at) { __builtin_prefetch(at); }
+  // Into the second-level cache: more of these can be under way at once.
+  __attribute__((always_inline)) static void prefetch_far(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
  private:
   template <typename R>

@@ -60,7 +60,8 @@ void Decoder::forward(const StepInputs& inputs) {
   LLMSRV_CHECK(tokens <= limits_.tokens);
   const HeadShape heads = spec_.heads();
   const auto eps = static_cast<float>(spec_.rms_norm_eps);
-  const Backend::AttentionOptions attention{1.0f / std::sqrt(static_cast<float>(heads.head_dim)), spec_.sliding_window};
+  const Backend::AttentionOptions attention{
+      .scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim)), .window = spec_.sliding_window, .soft_cap = {}};
 
   const TensorView hidden = hidden_.slice_rows(0, tokens);
   const TensorView qkv = qkv_.slice_rows(0, tokens);

@@ -112,12 +112,14 @@ class Backend {
                          std::span<const std::int32_t> positions, std::span<const KvSlot> slots, const KvLayer& cache);
 
   // Causal attention of each row over its own sequence's cache, grouped queries:
-  //   out[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, h / group]) v[j, h / group]
+  //   out[t, h] = sum_j softmax_j(cap(scale * q[t, h] . k[j, h / group])) v[j, h / group]
   // for j from max(0, p - window + 1), or from 0 without a window, up to p, the position of row t.
+  // cap(x) = soft_cap * tanh(x / soft_cap), or x without a soft cap.
   // qkv as above (only the queries are read), out: [tokens, heads * head_dim].
   struct AttentionOptions {
     float scale = 1.0f;
     std::optional<int> window;  // tokens a row sees, itself included
+    std::optional<float> soft_cap;
   };
   void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                        std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);

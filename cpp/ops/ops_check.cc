@@ -78,6 +78,7 @@ void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLa
   LLMSRV_CHECK(is_matrix(qkv, qkv.rows, shape.qkv_cols()) && is_matrix(out, qkv.rows, shape.query_cols()));
   LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
   LLMSRV_CHECK(!options.window || *options.window > 0);
+  LLMSRV_CHECK(!options.soft_cap || *options.soft_cap > 0);
   for (const AttentionRange& range : ranges) check_range(range, qkv.rows, cache);
   if (!ranges.empty()) do_paged_attention(qkv, shape, cache, ranges, options, out);
 }

@@ -2,12 +2,42 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <string_view>
 
 namespace llmsrv {
 
-enum class DType { kF32, kBf16 };
+enum class DType { kF32, kBf16, kInt8 };
 
-inline std::size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
-inline const char* dtype_name(DType dtype) { return dtype == DType::kF32 ? "float32" : "bfloat16"; }
+inline std::size_t dtype_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kBf16:
+      return 2;
+    case DType::kInt8:
+      return 1;
+  }
+  return 0;
+}
+
+inline const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "float32";
+    case DType::kBf16:
+      return "bfloat16";
+    case DType::kInt8:
+      return "int8";
+  }
+  return "";
+}
+
+inline std::optional<DType> dtype_named(std::string_view name) {
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kInt8}) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  return std::nullopt;
+}
 
 }  // namespace llmsrv

@@ -42,7 +42,7 @@ pybind11::object make_status_error(const Status& status);
 // The core's form of Python's Request. REQUIRES: `object` is one
 Request to_request(const pybind11::handle& object);
 
-// "bfloat16" or "float32"; anything else throws std::invalid_argument that names `field`.
+// "bfloat16", "float32" or "int8"; anything else throws std::invalid_argument that names `field`.
 DType parse_dtype(const std::string& name, const std::string& field);
 
 // The formats that a model's matrices get. `sources`: weight name -> format of the file; `dtype`: "auto", "bfloat16",

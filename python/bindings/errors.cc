@@ -42,9 +42,8 @@ py::object make_status_error(const Status& status) {
 }
 
 DType parse_dtype(const std::string& name, const std::string& field) {
-  if (name == dtype_name(DType::kBf16)) return DType::kBf16;
-  if (name == dtype_name(DType::kF32)) return DType::kF32;
-  throw std::invalid_argument(field + " must be \"bfloat16\" or \"float32\", is \"" + name + "\"");
+  if (const std::optional<DType> dtype = dtype_named(name)) return *dtype;
+  throw std::invalid_argument(field + " must be \"bfloat16\", \"float32\" or \"int8\", is \"" + name + "\"");
 }
 
 PreemptionMode parse_preemption_mode(const std::string& name) {

@@ -21,7 +21,7 @@ DEFAULT_DTYPE = "auto"
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "quantization": ("int8", "int4"),
-    "kv_cache_dtype": ("bfloat16", "float32"),
+    "kv_cache_dtype": ("bfloat16", "float32", "int8"),
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
@@ -114,7 +114,7 @@ class EngineOptions:
         None,
         parser=parse_size,
     )
-    kv_cache_dtype: str = _option("Type of the KV cache: bfloat16 or float32.", "bfloat16")
+    kv_cache_dtype: str = _option("Type of the KV cache: bfloat16, float32 or int8.", "bfloat16")
     swap_space: int = _option(
         "Host memory for keys and values of preempted sequences: GiB, or for example 512MiB.",
         128 << 20,

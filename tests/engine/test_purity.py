@@ -1,7 +1,10 @@
 """Promise P3: a request's ids and log-probabilities are bit-equal whatever else runs and however it is computed."""
 
+import functools
+
+import harness
 import pytest
-from harness import engine, pool_of, prompt, request, run, tiny_weights
+from harness import prompt, request, run, tiny_weights
 
 SAMPLING = [
     {"temperature": 0.0},
@@ -34,13 +37,28 @@ def essence(result):
     return result.token_ids, result.logprobs, result.prompt_logprobs, result.reasons
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def weights(request):
-    return tiny_weights(request.param)
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8"])
+def kv_cache_dtype(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def alone(weights):
+def weights(kv_cache_dtype):
+    return tiny_weights("float32" if kv_cache_dtype == "float32" else "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def engine(kv_cache_dtype):
+    return functools.partial(harness.engine, kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.fixture(scope="module")
+def pool_of(kv_cache_dtype):
+    return functools.partial(harness.pool_of, kv_cache_dtype=kv_cache_dtype)
+
+
+@pytest.fixture(scope="module")
+def alone(engine, weights):
     """Each probe by itself, its prompt in one piece."""
     results = []
     for sampling in range(len(SAMPLING)):
@@ -50,14 +68,14 @@ def alone(weights):
 
 
 @pytest.mark.parametrize("sampling", range(len(SAMPLING)))
-def test_among_seven_others(weights, alone, sampling):
+def test_among_seven_others(engine, weights, alone, sampling):
     with engine(weights) as running:
         results = run(running, [*others(3), probe(sampling=sampling), *others(7)[3:]])
     assert essence(results[3]) == alone[sampling]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 256])
-def test_any_chunk_size(weights, alone, chunk):
+def test_any_chunk_size(engine, weights, alone, chunk):
     with engine(weights, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8)) as running:
         results = run(running, [probe(str(i), sampling=i) for i in range(len(SAMPLING))])
     assert [essence(result) for result in results] == alone
@@ -67,7 +85,7 @@ def test_any_chunk_size(weights, alone, chunk):
 @pytest.mark.parametrize("chunk", [8, 16, 64])
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("mode", ["swap", "recompute", "auto"])
-def test_tiny_pool_with_preemption(weights, alone, mode, block_size, chunk, prefix_cache):
+def test_tiny_pool_with_preemption(engine, pool_of, weights, alone, mode, block_size, chunk, prefix_cache):
     """Swapped or computed again, in any chunks, with and without a prefix cache: bit-equal."""
     # Each probe needs 67 tokens; the pool holds one whole sequence and a bit of another.
     pool = pool_of(weights, blocks=-(-96 // block_size) + 2, block_size=block_size)
@@ -85,7 +103,7 @@ def test_tiny_pool_with_preemption(weights, alone, mode, block_size, chunk, pref
     assert [essence(result) for result in results] == alone
 
 
-def test_a_full_swap_pool_means_recomputation(weights, alone):
+def test_a_full_swap_pool_means_recomputation(engine, pool_of, weights, alone):
     pool = pool_of(weights, blocks=14, block_size=8)
     block_bytes = pool["kv_cache_memory"] // 14
     with engine(weights, preemption_mode="swap", swap_space=block_bytes * 6, **pool) as running:
@@ -98,12 +116,12 @@ def test_a_full_swap_pool_means_recomputation(weights, alone):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_any_number_of_threads(weights, alone, threads):
+def test_any_number_of_threads(engine, weights, alone, threads):
     with engine(weights, threads=threads) as running:
         assert essence(run(running, [probe(sampling=2)])[0]) == alone[2]
 
 
-def test_choices_are_what_they_are_alone(weights):
+def test_choices_are_what_they_are_alone(engine, weights):
     """Choice i of n = 3 is the same with other requests around it, and the choices differ."""
     three = request(
         "three", prompt(1, 20), sampling={"n": 3, "seed": 5}, stopping={"max_tokens": 12, "ignore_eos": True}
@@ -116,7 +134,7 @@ def test_choices_are_what_they_are_alone(weights):
     assert quiet.usage == (20, 36)
 
 
-def test_same_seed_same_tokens_and_no_seed_other_tokens(weights):
+def test_same_seed_same_tokens_and_no_seed_other_tokens(engine, weights):
     def draw(id, **sampling):
         return request(id, prompt(1, 20), sampling=sampling, stopping={"max_tokens": 20, "ignore_eos": True})
 
@@ -126,7 +144,7 @@ def test_same_seed_same_tokens_and_no_seed_other_tokens(weights):
     assert c.token_ids != d.token_ids
 
 
-def test_prefix_cache_cold_warm_half_warm_and_off(weights, alone):
+def test_prefix_cache_cold_warm_half_warm_and_off(engine, weights, alone):
     """Whatever of the prompt others computed before, the request is the same bit for bit."""
     half = [*prompt(102, 37)[:17], 5, 6, 7]
     for options in ({}, {"prefix_cache": False}, {"max_num_batched_tokens": 8}, {"block_size": 8}):
@@ -143,7 +161,7 @@ def test_prefix_cache_cold_warm_half_warm_and_off(weights, alone):
             assert (running.stats().prefix_hits > 0) == options.get("prefix_cache", True)
 
 
-def test_choices_share_the_prompt_and_are_what_they_are_without_sharing(weights):
+def test_choices_share_the_prompt_and_are_what_they_are_without_sharing(engine, weights):
     def three(**fields):
         made = request(
             "n", prompt(1, 33), sampling={"n": 3, "seed": 5}, stopping={"max_tokens": 12, "ignore_eos": True}
@@ -161,7 +179,7 @@ def test_choices_share_the_prompt_and_are_what_they_are_without_sharing(weights)
     assert len({tuple(tokens) for tokens in shared.token_ids.values()}) == 3
 
 
-def test_colliding_hashes_change_nothing(weights):
+def test_colliding_hashes_change_nothing(engine, pool_of, weights):
     """With an 8-bit hash most prompts collide: a collision is a miss, never another's text."""
     requests = [
         request(

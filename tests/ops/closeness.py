@@ -30,6 +30,10 @@ TOLERANCES = {
     "silu_mul": Tolerance(1e-12, 1e-6, 1e-12),
     "rotate": Tolerance(3e-7, 1e-6, 1e-12),
     "attention": Tolerance(1e-5, 2e-6, 1e-10),
+    # Beside keys and values that were never rounded; the root mean square of the error is 0.24 % and 0.9 %.
+    "attention, cache in f32": Tolerance(1e-5, 2e-6, 1e-10),
+    "attention, cache in bf16": Tolerance(0.06, 0, 4e-6),
+    "attention, cache in int8": Tolerance(0.2, 0, 6e-5),
 }
 
 

@@ -20,7 +20,13 @@ def backend(isa):
 
 @pytest.fixture(params=["bf16", "f32"])
 def dtype(request):
-    """How weights or the cache are stored."""
+    """How weights are stored."""
+    return request.param
+
+
+@pytest.fixture(params=["bf16", "f32", "int8"])
+def cache_dtype(request):
+    """How keys and values are stored."""
     return request.param
 
 

@@ -14,7 +14,9 @@ def to_bf16(x):
 
 
 def stored(x, dtype):
-    """What is left of x after it was stored as "bf16" or "f32"."""
+    """What is left of x after it was stored as "bf16" or "f32", or as "int8" with a scale per vector."""
+    if dtype == "int8":
+        return quantized_vectors(x)
     return to_bf16(x) if dtype == "bf16" else np.asarray(x, np.float32)
 
 
@@ -32,14 +34,18 @@ def linear(x, weight, bias=None, before=None):
 
 def quantized(x):
     """What int8 quantization per row and group of 32 columns leaves of x, in double precision."""
-    groups = np.asarray(x, np.float32).reshape(len(x), -1, 32)
-    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    return quantized_vectors(np.asarray(x).reshape(len(x), -1, 32)).reshape(x.shape)
+
+
+def quantized_vectors(x):
+    """What int8 quantization with one scale along the last axis leaves of x, in double precision."""
+    x = np.asarray(x, np.float32)
+    largest = np.abs(x).max(axis=-1, keepdims=True)
     zero = largest < 2.0**-100
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        q = np.rint(groups * (np.float32(127) / largest))
+        q = np.rint(x * (np.float32(127) / largest))
         d = largest / np.float32(127)
-        values = np.where(zero, 0.0, np.where(np.isfinite(largest), d.astype(np.float64) * q, np.nan))
-    return values.reshape(x.shape)
+        return np.where(zero, 0.0, np.where(np.isfinite(largest), d.astype(np.float64) * q, np.nan))
 
 
 def silu_mul(gate_up):
@@ -55,7 +61,7 @@ def rotate(x, cos, sin):
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
-def attention(queries, keys, values, first_position, scale, window=None):
+def attention(queries, keys, values, first_position, scale, window=None, soft_cap=None):
     """Rows of one sequence from `first_position` on.
 
     queries: [rows, heads, head_dim]; keys, values: [context, kv_heads, head_dim] -> [rows, heads, head_dim].
@@ -68,6 +74,7 @@ def attention(queries, keys, values, first_position, scale, window=None):
         begin = 0 if window is None else max(0, end - window)
         for head in range(queries.shape[1]):
             scores = scale * (keys[begin:end, head // group] @ queries[row, head])
+            scores = scores if soft_cap is None else soft_cap * np.tanh(scores / soft_cap)
             p = np.exp(scores - scores.max())
             out[row, head] = (p / p.sum()) @ values[begin:end, head // group]
     return out

@@ -46,11 +46,11 @@ class Sequence:
     def slots(self, begin, end, block_size):
         return [(self.blocks[p // block_size], p % block_size) for p in range(begin, end)]
 
-    def expected(self, rotated, dtype, window=None):
+    def expected(self, rotated, dtype, **options):
         """From rows whose queries and keys were rotated already."""
         q, k, v = self.split(rotated)
         scale = self.shape.head_dim**-0.5
-        out = reference.attention(q, reference.stored(k, dtype), reference.stored(v, dtype), 0, scale, window)
+        out = reference.attention(q, reference.stored(k, dtype), reference.stored(v, dtype), 0, scale, **options)
         return out.reshape(self.length, -1)
 
 
@@ -61,7 +61,7 @@ class Run:
         self.shape, self.block_size = shape, block_size
         self.backend = _testing.CpuBackend(threads, isa)
         self.backend.reserve(
-            tokens=sum(lengths), sequences=len(lengths), context_len=max(lengths), hidden_cols=64, shape=shape
+            tokens=sum(lengths), sequences=len(lengths), context_len=max(lengths), input_cols=64, shape=shape
         )
         counts = [-(-length // block_size) for length in lengths]
         ids = rng.permutation(sum(counts) + 2).tolist()
@@ -71,7 +71,7 @@ class Run:
         for length, count in zip(lengths, counts, strict=True):
             self.sequences.append(Sequence(rng, shape, length, [ids.pop() for _ in range(count)]))
 
-    def step(self, parts, window=None):
+    def step(self, parts, window=None, soft_cap=None, scale=None):
         """Runs rows [begin, end) of each (sequence, begin, end) in one step; the attention rows, one array per part."""
         qkv = np.concatenate([s.qkv[begin:end] for s, begin, end in parts])
         longest = max((s for s, _, _ in parts), key=lambda s: s.length)
@@ -83,7 +83,8 @@ class Run:
             ranges.append((first, end - begin, end, s.blocks[: -(-end // self.block_size)]))
             first += end - begin
         out = np.full((first, self.shape.heads * self.shape.head_dim), np.nan, np.float32)
-        self.backend.paged_attention(qkv, self.cache, ranges, self.shape.head_dim**-0.5, window, out)
+        scale = self.shape.head_dim**-0.5 if scale is None else scale
+        self.backend.paged_attention(qkv, self.cache, ranges, scale, window, soft_cap, out)
         self.last_qkv = qkv
         return [out[f : f + count] for f, count, _, _ in ranges]
 
@@ -94,11 +95,11 @@ class Run:
 
 
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
-def test_matches_the_reference(isa, rng, dtype, heads):
+def test_matches_the_reference(isa, rng, cache_dtype, heads):
     shape = _testing.HeadShape(*heads)
     for block_size in BLOCK_SIZES:
         lengths = [1, block_size - 1, block_size + 1, 75]
-        run = Run(rng, isa, shape, block_size, dtype, lengths)
+        run = Run(rng, isa, shape, block_size, cache_dtype, lengths)
         outs = run.step([(s, 0, s.length) for s in run.sequences])
         first = 0
         for s, out in zip(run.sequences, outs, strict=True):
@@ -109,24 +110,25 @@ def test_matches_the_reference(isa, rng, dtype, heads):
             assert_close(got_q, reference.rotate(q, s.cos, s.sin), "rotate")
             assert_close(got_k, reference.rotate(k, s.cos, s.sin), "rotate")
             assert_same_bits(got_v, v, "values stay as they are")
-            assert_close(out, s.expected(rotated, dtype), "attention")
+            assert_close(out, s.expected(rotated, cache_dtype), "attention")
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 5, 33, 130, 1000])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_sliding_window(isa, rng, dtype, block_size, window):
-    run = Run(rng, isa, _testing.HeadShape(6, 2, 16), block_size, dtype, [90])
+def test_sliding_window(isa, rng, cache_dtype, block_size, window):
+    """Over more positions than a segment has (128), so that windows end inside of one and at its ends."""
+    run = Run(rng, isa, _testing.HeadShape(4, 2, 16), block_size, cache_dtype, [170])
     (s,) = run.sequences
-    (whole,) = run.step([(s, 0, 90)], window=window)
-    assert_close(whole, s.expected(run.last_qkv, dtype, window), "attention")
+    (whole,) = run.step([(s, 0, 170)], window=window)
+    assert_close(whole, s.expected(run.last_qkv, cache_dtype, window=window), "attention")
     assert_same_bits(run.in_chunks(s, 1, window=window), whole, "decode one by one")
     assert_same_bits(run.in_chunks(s, 7, window=window), whole, "chunks of 7")
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (14, 2, 16), (2, 2, 80), (1, 1, 34)], ids=str)
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_chunks_and_neighbours_do_not_change_bits(isa, rng, dtype, block_size, heads):
-    run = Run(rng, isa, _testing.HeadShape(*heads), block_size, dtype, [70, 41, 3])
+def test_chunks_and_neighbours_do_not_change_bits(isa, rng, cache_dtype, block_size, heads):
+    run = Run(rng, isa, _testing.HeadShape(*heads), block_size, cache_dtype, [70, 41, 3])
     target, *others = run.sequences
     (whole,) = run.step([(target, 0, 70)])
     for chunk in (1, 5, 16, 33):
@@ -136,19 +138,79 @@ def test_chunks_and_neighbours_do_not_change_bits(isa, rng, dtype, block_size, h
     assert np.isfinite(whole).all()
 
 
-def test_threads_do_not_change_bits(isa, rng, dtype):
+def test_a_chunk_over_several_segments(isa, rng, cache_dtype):
+    """Rows of one item see different numbers of segments; with a window, some see none of its first."""
+    run = Run(rng, isa, _testing.HeadShape(3, 1, 32), 16, cache_dtype, [300])
+    (s,) = run.sequences
+    for window in (None, 100):
+        (whole,) = run.step([(s, 0, 300)], window=window)
+        assert_close(whole, s.expected(run.last_qkv, cache_dtype, window=window), "attention")
+        for chunk in (1, 129):
+            assert_same_bits(run.in_chunks(s, chunk, window=window), whole, f"chunks of {chunk}, window {window}")
+
+
+@pytest.mark.parametrize("window", [None, 140])
+def test_threads_do_not_change_bits(isa, cache_dtype, window):
+    """Few items of many positions: whoever computes a part of one, the whole is the same."""
     results = []
-    for threads in (1, 2, 3):
-        run = Run(np.random.default_rng(5), isa, _testing.HeadShape(6, 3, 32), 16, dtype, [50, 9, 1], threads)
-        results.append(np.concatenate(run.step([(s, 0, s.length) for s in run.sequences])))
-    assert_same_bits(results[1], results[0], "2 threads")
-    assert_same_bits(results[2], results[0], "3 threads")
+    for threads in (1, 2, 5):
+        rng = np.random.default_rng(5)
+        run = Run(rng, isa, _testing.HeadShape(6, 3, 32), 16, cache_dtype, [700, 50, 9, 1], threads)
+        rows = run.step([(s, 0, s.length) for s in run.sequences], window=window)
+        for some in (run.sequences, run.sequences[:1], run.sequences[1:]):
+            rows += run.step([(s, s.length - 1, s.length) for s in some], window=window)
+        results.append(np.concatenate(rows))
+    assert_same_bits(results[0][699], results[0][760], "decode after the whole")
+    for result, threads in zip(results[1:], (2, 5), strict=True):
+        assert_same_bits(result, results[0], f"{threads} threads")
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("soft_cap", [0.5, 4.0, 50.0])
+def test_soft_cap(isa, rng, cache_dtype, soft_cap, window):
+    """Scores are a few units: the caps bend most of them, some, and almost none."""
+    run = Run(rng, isa, _testing.HeadShape(4, 2, 32), 16, cache_dtype, [150])
+    (s,) = run.sequences
+    (whole,) = run.step([(s, 0, 150)], window=window, soft_cap=soft_cap)
+    assert_close(whole, s.expected(run.last_qkv, cache_dtype, window=window, soft_cap=soft_cap), "attention")
+    assert_same_bits(run.in_chunks(s, 11, window=window, soft_cap=soft_cap), whole, "chunks of 11")
+
+
+def test_accuracy_of_the_cache_types(isa, rng, cache_dtype):
+    """Beside keys and values that were never rounded."""
+    run = Run(rng, isa, _testing.HeadShape(9, 3, 64), 16, cache_dtype, [300])
+    (s,) = run.sequences
+    (whole,) = run.step([(s, 0, 300)])
+    assert_close(whole, s.expected(run.last_qkv, "f32"), f"attention, cache in {cache_dtype}")
+
+
+def test_an_int8_scale_is_the_tokens_own(isa, rng):
+    """Storing a token changes no byte of its neighbours in the block; a huge neighbour costs no accuracy."""
+    shape = _testing.HeadShape(2, 2, 16)
+    run = Run(rng, isa, shape, 16, "int8", [16])
+    (s,) = run.sequences
+    s.qkv[3] *= 1e6
+    run.step([(s, 0, 16)])
+    together = run.cache.blocks[s.blocks[0]].copy()
+    run.cache.fill(0xFF)
+    for position in reversed(range(16)):
+        run.step([(s, position, position + 1)])
+    np.testing.assert_array_equal(run.cache.blocks[s.blocks[0]], together)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-32, 1e-20, 1e30])
+def test_int8_keys_and_values_of_any_size(isa, rng, size):
+    run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 16, "int8", [20])
+    (s,) = run.sequences
+    s.qkv[7:12, 2 * 16 :] *= np.float32(size)
+    (whole,) = run.step([(s, 0, 20)])
+    assert_close(whole, s.expected(run.last_qkv, "int8"), "attention")
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_a_later_token_never_reaches_an_earlier_row(isa, rng, dtype, poison):
+def test_a_later_token_never_reaches_an_earlier_row(isa, rng, cache_dtype, poison):
     """Rows of one tile see different spans: 0 times a value that a row does not see must not be added."""
-    run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 16, dtype, [40])
+    run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 16, cache_dtype, [40])
     (s,) = run.sequences
     (clean,) = run.step([(s, 0, 40)])
     s.qkv[29:, 2 * 16 :] = poison
@@ -157,8 +219,8 @@ def test_a_later_token_never_reaches_an_earlier_row(isa, rng, dtype, poison):
     assert np.isnan(poisoned[29:]).all()
 
 
-def test_a_window_forgets_poison(isa, rng, dtype):
-    run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 8, dtype, [40])
+def test_a_window_forgets_poison(isa, rng, cache_dtype):
+    run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 8, cache_dtype, [40])
     (s,) = run.sequences
     (clean,) = run.step([(s, 0, 40)], window=4)
     s.qkv[:20, 2 * 16 :] = np.nan
@@ -167,13 +229,13 @@ def test_a_window_forgets_poison(isa, rng, dtype):
     assert np.isnan(poisoned[:23]).all()
 
 
-def test_a_long_context(isa, rng, dtype):
-    run = Run(rng, isa, _testing.HeadShape(3, 1, 64), 16, dtype, [1500])
+def test_a_long_context(isa, rng, cache_dtype):
+    run = Run(rng, isa, _testing.HeadShape(3, 1, 64), 16, cache_dtype, [1500])
     (s,) = run.sequences
     run.step([(s, 0, 1499)])
     rotated = run.last_qkv
     (last,) = run.step([(s, 1499, 1500)])
     q, _, _ = s.split(run.last_qkv)
     _, k, v = s.split(np.concatenate([rotated, run.last_qkv]))
-    stored_k, stored_v = reference.stored(k, dtype), reference.stored(v, dtype)
+    stored_k, stored_v = reference.stored(k, cache_dtype), reference.stored(v, cache_dtype)
     assert_close(last, reference.attention(q, stored_k, stored_v, 1499, 0.125).reshape(1, -1), "attention")

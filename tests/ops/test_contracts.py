@@ -103,22 +103,23 @@ def test_rope_and_store_kv(backend, cache):
     ids=str,
 )
 def test_paged_attention(backend, cache, attention_range):
-    backend.paged_attention(zeros(2, QKV_COLS), cache, [(0, 2, 20, [2, 1])], 1.0, None, zeros(2, 32))
-    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, [attention_range], 1.0, None, zeros(2, 32))
+    backend.paged_attention(zeros(2, QKV_COLS), cache, [(0, 2, 20, [2, 1])], 1.0, None, None, zeros(2, 32))
+    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, [attention_range], 1.0, None, None, zeros(2, 32))
 
 
 def test_paged_attention_shapes(backend, cache):
     good_range = [(0, 2, 2, [0])]
-    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, good_range, 1.0, 0, zeros(2, 32))
-    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, good_range, 1.0, None, zeros(2, 40))
-    refused(backend.paged_attention, zeros(2, QKV_COLS - 1), cache, good_range, 1.0, None, zeros(2, 32))
-    backend.paged_attention(zeros(2, QKV_COLS), cache, [], 1.0, None, zeros(2, 32))
+    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, good_range, 1.0, 0, None, zeros(2, 32))
+    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, good_range, 1.0, None, 0.0, zeros(2, 32))
+    refused(backend.paged_attention, zeros(2, QKV_COLS), cache, good_range, 1.0, None, None, zeros(2, 40))
+    refused(backend.paged_attention, zeros(2, QKV_COLS - 1), cache, good_range, 1.0, None, None, zeros(2, 32))
+    backend.paged_attention(zeros(2, QKV_COLS), cache, [], 1.0, None, None, zeros(2, 32))
 
 
 @pytest.mark.parametrize("block_size", [4, 12, 64])
 def test_only_some_block_sizes(backend, block_size):
     odd = _testing.KvCache(backend, SHAPE, block_size, "f32", 4)
-    refused(backend.paged_attention, zeros(1, QKV_COLS), odd, [(0, 1, 1, [0])], 1.0, None, zeros(1, 32))
+    refused(backend.paged_attention, zeros(1, QKV_COLS), odd, [(0, 1, 1, [0])], 1.0, None, None, zeros(1, 32))
 
 
 def test_operations_allocate_nothing(backend, isa, dtype):
@@ -135,7 +136,7 @@ def test_operations_allocate_nothing(backend, isa, dtype):
         slots = [(t // 16, t % 16) for t in range(rows)]
         assert made.rope_and_store_kv(zeros(rows, QKV_COLS), table, table, list(range(rows)), slots, cache) == 0
         ranges = [(0, rows, rows, [0, 1, 2])]
-        assert made.paged_attention(zeros(rows, QKV_COLS), cache, ranges, 1.0, None, zeros(rows, 32)) == 0
+        assert made.paged_attention(zeros(rows, QKV_COLS), cache, ranges, 1.0, None, None, zeros(rows, 32)) == 0
 
 
 def test_allocations_are_counted():

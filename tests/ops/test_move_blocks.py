@@ -32,9 +32,9 @@ def moved(source, target, moves):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("layers", [1, 2, LAYERS])
-def test_between_a_cache_and_a_swap_pool(rng, dtype, threads, layers):
+def test_between_a_cache_and_a_swap_pool(rng, cache_dtype, threads, layers):
     backend = _testing.CpuBackend(threads)
-    cache, swap = make_layers(rng, backend, dtype, 9, layers), make_layers(rng, backend, dtype, 4, layers)
+    cache, swap = make_layers(rng, backend, cache_dtype, 9, layers), make_layers(rng, backend, cache_dtype, 4, layers)
     held = contents(cache)
     out = [(8, 0), (0, 3), (3, 1)]
     expected = moved(held, contents(swap), out)
@@ -61,17 +61,17 @@ def test_between_a_cache_and_a_swap_pool(rng, dtype, threads, layers):
     ],
     ids=str,
 )
-def test_within_a_cache_the_order_counts(rng, dtype, threads, moves):
+def test_within_a_cache_the_order_counts(rng, cache_dtype, threads, moves):
     backend = _testing.CpuBackend(threads)
-    cache = make_layers(rng, backend, dtype, 6)
+    cache = make_layers(rng, backend, cache_dtype, 6)
     both = contents(cache)
     backend.move_blocks(cache, cache, moves)
     np.testing.assert_array_equal(contents(cache), moved(both, both, moves))
 
 
-def test_random_moves_within_a_cache(rng, dtype):
+def test_random_moves_within_a_cache(rng, cache_dtype):
     backend = _testing.CpuBackend(2)
-    cache = make_layers(rng, backend, dtype, 12)
+    cache = make_layers(rng, backend, cache_dtype, 12)
     for _ in range(50):
         both = contents(cache)
         moves = [tuple(pair) for pair in rng.integers(0, 12, (rng.integers(1, 20), 2)).tolist()]
@@ -79,9 +79,9 @@ def test_random_moves_within_a_cache(rng, dtype):
         np.testing.assert_array_equal(contents(cache), moved(both, both, moves))
 
 
-def test_nothing_is_allocated(rng, dtype):
+def test_nothing_is_allocated(rng, cache_dtype):
     backend = _testing.CpuBackend(2)
-    cache = make_layers(rng, backend, dtype, 6)
+    cache = make_layers(rng, backend, cache_dtype, 6)
     assert backend.move_blocks(cache, cache, [(0, 1), (1, 2)]) == 0
 
 

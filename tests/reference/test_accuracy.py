@@ -38,6 +38,7 @@ BOUNDS = {
     "q8_0": Bound(5e-3, 0.95),
     "bf16": Bound(1e-3, 0.99),
 }
+CACHE_BOUNDS = {"bfloat16": Bound(2e-4, 0.99), "int8": Bound(3e-3, 0.95)}
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +87,31 @@ def perplexity(logprobs, ids):
     return float(np.exp(-logprobs[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
+def assert_within(bound, found, exact, ids, what):
+    kl = float((np.exp(exact) * (exact - found)).sum(axis=1).mean())
+    agreement = float((exact.argmax(axis=1) == found.argmax(axis=1)).mean())
+    figures = f"KL {kl:.2e}, {agreement:.2%} equal, perplexity {perplexity(found, ids):.3f}"
+    print(f"{what}: {figures}, exact {perplexity(exact, ids):.3f}")
+    assert kl <= bound.kl, figures
+    assert agreement >= bound.agreement, figures
+    assert perplexity(found, ids) == pytest.approx(perplexity(exact, ids), rel=0.01)
+
+
 @pytest.mark.parametrize("format_name", BOUNDS)
 def test_divergence_from_exact_arithmetic(files, ids, format_name):
     exact = log_softmax(Ours(load(files, format_name, "float32"), "float32").logits(ids))
     found = log_softmax(Ours(load(files, format_name, "auto"), "bfloat16").logits(ids))
-    kl = float((np.exp(exact) * (exact - found)).sum(axis=1).mean())
-    agreement = float((exact.argmax(axis=1) == found.argmax(axis=1)).mean())
-    figures = f"KL {kl:.2e}, {agreement:.2%} equal, perplexity {perplexity(found, ids):.3f}"
-    print(f"{format_name}: {figures}, exact {perplexity(exact, ids):.3f}")
-    assert kl <= BOUNDS[format_name].kl, figures
-    assert agreement >= BOUNDS[format_name].agreement, figures
-    assert perplexity(found, ids) == pytest.approx(perplexity(exact, ids), rel=0.01)
+    assert_within(BOUNDS[format_name], found, exact, ids, format_name)
+
+
+def test_divergence_of_cache_types(files, ids):
+    """Only the keys and values are rounded."""
+    some = ids[:768]
+    weights = load(files, "q4_1", "float32")
+    exact = log_softmax(Ours(weights, "float32").logits(some))
+    for kv_cache_dtype, bound in CACHE_BOUNDS.items():
+        found = log_softmax(Ours(weights, kv_cache_dtype).logits(some))
+        assert_within(bound, found, exact, some, f"cache in {kv_cache_dtype}")
 
 
 def test_exact_arithmetic_has_the_reference_perplexity(files, ids, smollm2_path):

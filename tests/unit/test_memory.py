@@ -108,6 +108,8 @@ def test_the_plan_names_the_formats(dtype, sources, note):
         ({"swap_space": 16 * TOKEN_BYTES}, 1),
         ({"swap_space": 10 * MIB + 1}, 10 * MIB // (16 * TOKEN_BYTES)),
         ({"swap_space": 10 * MIB, "block_size": 32, "kv_cache_dtype": "float32"}, 10 * MIB // (64 * TOKEN_BYTES)),
+        # Elements of a byte, and a scale of four per vector of 16.
+        ({"swap_space": 10 * MIB, "kv_cache_dtype": "int8"}, 10 * MIB // (16 * 160)),
         ({"swap_space": 10 * MIB, "preemption_mode": "swap"}, 10 * MIB // (16 * TOKEN_BYTES)),
         ({"swap_space": 10 * MIB, "preemption_mode": "recompute"}, 0),
     ],

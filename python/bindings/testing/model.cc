@@ -98,7 +98,7 @@ void register_cache_memory(py::module_& module) {
 // [tokens, vocab]
 py::array_t<float> forward_logits(const Weights& weights, const std::vector<TokenId>& tokens, int chunk,
                                   const std::string& kv_cache_dtype, int threads, const std::string& isa) {
-  const DType dtype = kv_cache_dtype == dtype_name(DType::kF32) ? DType::kF32 : DType::kBf16;
+  const DType dtype = dtype_named(kv_cache_dtype).value();
   const int count = static_cast<int>(tokens.size());
   const int vocab = weights.spec().vocab_size;
   LoneSequence sequence(weights, count, chunk, dtype, threads, isa);

@@ -33,7 +33,7 @@ long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const F
 // operation.
 long paged_attention(TestBackend& test, Floats qkv, KvCache& cache,
                      const std::vector<std::tuple<int, int, int, std::vector<BlockId>>>& ranges, float scale,
-                     std::optional<int> window, Floats out) {
+                     std::optional<int> window, std::optional<float> soft_cap, Floats out) {
   std::vector<AttentionRange> attention_ranges;
   for (const auto& [first_row, row_count, context_len, blocks] : ranges) {
     attention_ranges.push_back({first_row, row_count, context_len, blocks.data()});
@@ -42,7 +42,8 @@ long paged_attention(TestBackend& test, Floats qkv, KvCache& cache,
   const TensorView out_view = view(out);
   py::gil_scoped_release release;
   const long before = allocation_count();
-  test.backend->paged_attention(in_view, cache.shape, cache.layer, attention_ranges, {scale, window}, out_view);
+  test.backend->paged_attention(in_view, cache.shape, cache.layer, attention_ranges, {scale, window, soft_cap},
+                                out_view);
   return allocation_count() - before;
 }
 
@@ -115,7 +116,7 @@ void register_backend(py::module_& m) {
       .def("rope_and_store_kv", &rope_and_store_kv, py::arg("qkv").noconvert(), py::arg("cos"), py::arg("sin"),
            py::arg("positions"), py::arg("slots"), py::arg("cache"))
       .def("paged_attention", &paged_attention, py::arg("qkv").noconvert(), py::arg("cache"), py::arg("ranges"),
-           py::arg("scale"), py::arg("window"), py::arg("out").noconvert())
+           py::arg("scale"), py::arg("window"), py::arg("soft_cap"), py::arg("out").noconvert())
       .def("move_blocks", &move_blocks, py::arg("source"), py::arg("target"), py::arg("moves"));
 }
 

@@ -38,8 +38,10 @@ inline std::span<const std::int32_t> span(const Ints& array) {
 }
 
 inline DType dtype_from_name(const std::string& name) {
-  if (name != "bf16" && name != "f32") throw std::invalid_argument("cache dtype '" + name + "'");
-  return name == "bf16" ? DType::kBf16 : DType::kF32;
+  if (name == "bf16") return DType::kBf16;
+  if (name == "f32") return DType::kF32;
+  if (name == "int8") return DType::kInt8;
+  throw std::invalid_argument("cache dtype '" + name + "'");
 }
 
 // A backend with a pool of its own.
