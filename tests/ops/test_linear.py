@@ -37,7 +37,9 @@ def test_matches_the_reference(backend, rng, dtype, n, k):
     for tokens in cases.TOKEN_COUNTS:
         x, weight = make_case(rng, tokens, n, k, dtype)
         out = cases.linear(backend, x, cases.pack(weight, dtype))
-        assert_close(out, reference.linear(cases.multiplied(backend, x, dtype), weight), cases.linear_operation(backend, dtype))
+        assert_close(
+            out, reference.linear(cases.multiplied(backend, x, dtype), weight), cases.linear_operation(backend, dtype)
+        )
 
 
 @pytest.mark.parametrize("n", [5, 16, 100])
