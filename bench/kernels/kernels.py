@@ -3,7 +3,7 @@
 Definitions: the time is a quantile of the calls, the median by default (a low one shows more on a machine that others
 use). Weights (and caches) are cycled through so that no call finds its own in a cache. GB/s counts the weights (or the
 keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger of the two shares of this machine's
-peaks: of read bandwidth, and of float multiply-adds, or of int8 dot products where weights are packed integers.
+peaks: of read bandwidth, and of float multiply-adds, or of the int8 or bf16 dot products that linear layers use.
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ class Bench:
     def measure_peaks(self):
         self.bytes_per_s = float(np.quantile(_testing.read_bandwidths(self.threads, 256 << 20, 4 << 20, 640), 0.9))
         peaks = dict(_testing.compute_peaks(self.threads, 5))
-        isa = self.backend.description.split("(")[1].split(",")[0].replace("amx", "avx512")
+        table = self.backend.description.split("(")[1].split(",")[0]
+        isa = "avx512" if table in ("amx", "avx512_bf16") else table
         self.flops_per_s = peaks["f32 (portable)" if isa == "scalar" else f"f32 fma ({isa})"]
-        self.linear_flops_per_s = peaks.get(f"int8 dot ({isa})") if self.is_packed else self.flops_per_s
+        self.linear_flops_per_s = self.flops_per_s
+        if self.is_packed:
+            self.linear_flops_per_s = peaks.get(f"int8 dot ({isa})")
+        elif table == "avx512_bf16" and self.dtype == "bf16":
+            self.linear_flops_per_s = peaks["bf16 dot (avx512)"]
         linear = (self.linear_flops_per_s or 0) / 1e9
         text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s, linear {linear:.0f}"
         self.report.add(

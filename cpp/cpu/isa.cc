@@ -6,6 +6,7 @@
 #include <unistd.h>
 #endif
 
+#include <cstddef>
 #include <cstdlib>
 #include <stdexcept>
 #include <vector>
@@ -29,13 +30,21 @@ bool may_use_amx() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+cpu::KernelTable avx512_table_with(cpu::KernelTable::Linear* linear_bf16, std::size_t (*linear_scratch_bytes)(int)) {
+  cpu::KernelTable table = cpu::avx512::table;
+  table.linear_bf16 = linear_bf16;
+  table.linear_scratch_bytes = linear_scratch_bytes;
+  return table;
+}
+
 const cpu::KernelTable& amx_table() {
-  static const cpu::KernelTable table = [] {
-    cpu::KernelTable kernels = cpu::avx512::table;
-    kernels.linear_bf16 = cpu::amx::linear_bf16;
-    kernels.linear_scratch_bytes = cpu::amx::linear_scratch_bytes;
-    return kernels;
-  }();
+  static const cpu::KernelTable table = avx512_table_with(cpu::amx::linear_bf16, cpu::amx::linear_scratch_bytes);
+  return table;
+}
+
+const cpu::KernelTable& avx512_bf16_table() {
+  static const cpu::KernelTable table =
+      avx512_table_with(cpu::avx512_bf16::linear_bf16, cpu::avx512_bf16::linear_scratch_bytes);
   return table;
 }
 #endif
@@ -51,8 +60,14 @@ std::vector<CpuIsa> runnable_isas() {
   // The first AVX-512 processors have no byte dot products: packed integers run on AVX2 there.
   const bool has_byte_dots = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("gfni");
   const cpu::Int8Table* int8 = has_avx512 && has_byte_dots ? &cpu::int8_avx512::table : &cpu::int8_avx2::table;
+  // AMD's cores do twice as many multiply-adds with bf16 dot products as with FMA. Intel's do no more, and FMA is
+  // exact.
+  const bool has_bf16_dots = has_avx2 && has_avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool dots_are_faster = __builtin_cpu_is("amd");
   if (has_avx2 && has_avx512 && may_use_amx()) isas.push_back({"amx", &amx_table(), int8});
+  if (has_bf16_dots && dots_are_faster) isas.push_back({"avx512_bf16", &avx512_bf16_table(), int8});
   if (has_avx2 && has_avx512) isas.push_back({"avx512", &cpu::avx512::table, int8});
+  if (has_bf16_dots && !dots_are_faster) isas.push_back({"avx512_bf16", &avx512_bf16_table(), int8});
   if (has_avx2) isas.push_back({"avx2", &cpu::avx2::table, &cpu::int8_avx2::table});
 #endif
   isas.push_back({"scalar", &cpu::scalar::table, &cpu::int8_scalar::table});

@@ -98,7 +98,11 @@ extern const KernelTable table;
 namespace avx512 {
 extern const KernelTable table;
 }
-// The rest of AMX's table is AVX-512's.
+// The rest of these two tables is AVX-512's.
+namespace avx512_bf16 {
+void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
+size_t linear_scratch_bytes(int cols);
+}  // namespace avx512_bf16
 namespace amx {
 void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
 size_t linear_scratch_bytes(int cols);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import reference
 
 from llmsrv import _testing
 
@@ -85,6 +86,11 @@ def linear(backend, x, matrix, bias=None, before=None, *, rows=None, **prologue)
     edges[1:-1, 2:-3] = False
     assert (whole[edges] == guard).all(), "wrote outside of the result"
     return out.copy()
+
+
+def multiplied(backend, x, dtype):
+    """What a linear layer multiplies its weights with: bf16 dot products take activations rounded to bf16."""
+    return reference.to_bf16(x) if "avx512_bf16" in backend.description and dtype == "bf16" else x
 
 
 def linear_operation(backend, dtype):

@@ -37,7 +37,9 @@ def test_matches_the_reference(backend, rng, dtype, n, k):
     for tokens in cases.TOKEN_COUNTS:
         x, weight = make_case(rng, tokens, n, k, dtype)
         out = cases.linear(backend, x, cases.pack(weight, dtype))
-        assert_close(out, reference.linear(x, weight), cases.linear_operation(backend, dtype))
+        assert_close(
+            out, reference.linear(cases.multiplied(backend, x, dtype), weight), cases.linear_operation(backend, dtype)
+        )
 
 
 @pytest.mark.parametrize("n", [5, 16, 100])
@@ -47,17 +49,17 @@ def test_bias_and_accumulation(backend, rng, dtype, n):
     matrix = cases.pack(weight, dtype)
     assert_close(
         cases.linear(backend, x, matrix, bias),
-        reference.linear(x, weight, bias),
+        reference.linear(cases.multiplied(backend, x, dtype), weight, bias),
         cases.linear_operation(backend, dtype),
     )
     assert_close(
         cases.linear(backend, x, matrix, None, before),
-        reference.linear(x, weight, None, before),
+        reference.linear(cases.multiplied(backend, x, dtype), weight, None, before),
         cases.linear_operation(backend, dtype),
     )
     assert_close(
         cases.linear(backend, x, matrix, bias, before),
-        reference.linear(x, weight, bias, before),
+        reference.linear(cases.multiplied(backend, x, dtype), weight, bias, before),
         cases.linear_operation(backend, dtype),
     )
 
@@ -73,7 +75,7 @@ def test_special_values_stay_in_their_row(backend, rng, dtype):
     with np.errstate(invalid="ignore"):
         assert_close(
             cases.linear(backend, x, cases.pack(weight, dtype)),
-            reference.linear(x, weight),
+            reference.linear(cases.multiplied(backend, x, dtype), weight),
             cases.linear_operation(backend, dtype),
         )
 
@@ -84,7 +86,7 @@ def test_reads_a_slice_of_columns(backend, rng, dtype):
     x = wide[:, 3:-4]
     assert_close(
         cases.linear(backend, x, cases.pack(weight, dtype)),
-        reference.linear(x, weight),
+        reference.linear(cases.multiplied(backend, x, dtype), weight),
         cases.linear_operation(backend, dtype),
     )
 
@@ -109,7 +111,7 @@ def test_threads_do_not_change_bits(isa, rng, dtype):
 @pytest.mark.parametrize("tokens", [1, 5, 12, 29])
 def test_fused_tables_agree_bit_for_bit(rng, dtype, tokens):
     """One chain of fused operations per output: the width of the vectors cannot show."""
-    fused = [isa for isa in ISAS if isa.startswith("avx")]
+    fused = [isa for isa in ("avx2", "avx512") if isa in ISAS]
     x, weight = make_case(rng, tokens, 100, 77, dtype)
     matrix = cases.pack(weight, dtype)
     results = {isa: cases.linear(_testing.CpuBackend(2, isa), x, matrix) for isa in fused}
@@ -164,3 +166,27 @@ def test_prologues_are_what_they_say(isa, rng, name, tokens):
         gate_up = cases.normal(rng, tokens, 2 * k)
         before = cases.linear(backend, cases.silu_mul(backend, gate_up), matrix)
         assert_same_bits(cases.linear(backend, gate_up, matrix, gated=True), before, "gate")
+
+
+@pytest.mark.skipif("avx512_bf16" not in ISAS, reason="no bf16 dot products here")
+@pytest.mark.parametrize("tokens", [1, 3, 8, 29])
+def test_bf16_dot_products_are_fused_chains_over_rounded_activations(rng, tokens):
+    """The odd column of a pair comes first: so the same bits as FMA gives with the columns of each pair exchanged."""
+    x, weight = make_case(rng, tokens, 100, 78, "bf16")
+    exchanged = np.arange(78) ^ 1
+    found = cases.linear(_testing.CpuBackend(2, "avx512_bf16"), x, cases.pack(weight, "bf16"))
+    expected = cases.linear(
+        _testing.CpuBackend(2, "avx512"),
+        np.ascontiguousarray(reference.to_bf16(x)[:, exchanged]),
+        cases.pack(weight[:, exchanged], "bf16"),
+    )
+    assert_same_bits(found, expected, "dot products and FMA")
+
+
+@pytest.mark.skipif("avx512_bf16" not in ISAS, reason="no bf16 dot products here")
+def test_rounding_activations_to_bf16_costs_little_and_denormals(rng):
+    x, weight = make_case(rng, 33, 240, 576, "bf16")
+    x[7] *= np.float32(1e-39)
+    found = cases.linear(_testing.CpuBackend(2, "avx512_bf16"), x, cases.pack(weight, "bf16"))
+    assert_close(found, reference.linear(x, weight), "linear, bf16 activations")
+    assert (found[7] == 0).all()
