@@ -10,11 +10,28 @@ from llmsrv import _core
 from llmsrv.weights.fetch import resolve_model
 from llmsrv.weights.load import inspect_model, load_weights
 
+BLOCK_SIZE = 16
+
 
 def open_weights(model, dtype, threads):
     """(weights, size of the vocabulary)"""
     files = inspect_model(resolve_model(model))
     return load_weights(files, dtype=dtype, threads=threads), files.spec.vocab_size
+
+
+def make_engine(weights, threads, batch, context):
+    """An engine whose KV cache holds `batch` sequences of `context` tokens."""
+    spec = weights.spec
+    keys_and_values_bytes = 2 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim  # bfloat16
+    blocks = batch * (-(-context // BLOCK_SIZE) + 1)
+    config = _core.EngineConfig(
+        max_model_len=context,
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(512, batch),
+        block_size=BLOCK_SIZE,
+        kv_cache_memory=blocks * BLOCK_SIZE * keys_and_values_bytes,
+    )
+    return _core.Engine(weights, config, threads=threads)
 
 
 def make_request(name, prompt, max_tokens):
