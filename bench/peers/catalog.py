@@ -26,7 +26,7 @@ class Engine:
 
     name: str
     weights: dict[str, tuple[str, str]]
-    own_environment: bool = True
+    program: Path | None  # below the home: its interpreter, or the tool that it starts
     reads_gguf: bool = False  # any GGUF file, given by --model
 
     @property
@@ -38,8 +38,8 @@ OWN_FORMATS = {file: (file, path) for file, path in GGUF.items()}
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("llmsrv", OWN_FORMATS, own_environment=False, reads_gguf=True),
-        Engine("llama_cpp", OWN_FORMATS, own_environment=False, reads_gguf=True),
+        Engine("llmsrv", OWN_FORMATS, program=None, reads_gguf=True),
+        Engine("llama_cpp", OWN_FORMATS, program=LLAMA_CPP_BIN / "llama-batched-bench", reads_gguf=True),
         Engine(
             "openvino",
             {
@@ -48,8 +48,13 @@ ENGINES = {
                 "q8_0": ("int8", "weights/openvino-int8"),
                 "bf16": ("fp16", "weights/openvino-fp16"),
             },
+            program=Path("openvino/venv/bin/python"),
         ),
-        Engine("onnxruntime", {"q4_1": ("int4", "weights/onnx-int4"), "q4_0": ("int4", "weights/onnx-int4")}),
-        Engine("vllm", {"bf16": ("bf16", "weights/hf-bf16")}),
+        Engine(
+            "onnxruntime",
+            {"q4_1": ("int4", "weights/onnx-int4"), "q4_0": ("int4", "weights/onnx-int4")},
+            program=Path("onnxruntime/venv/bin/python"),
+        ),
+        Engine("vllm", {"bf16": ("bf16", "weights/hf-bf16")}, program=Path("vllm/venv/bin/python")),
     )
 }

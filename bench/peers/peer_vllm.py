@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
 from catalog import kv_cache_gib
 from peer import Peer, serve
+
+
+def preload_openmp():
+    """vLLM asks for this library in LD_PRELOAD, which is read when a process starts: so it starts once more."""
+    library = Path(sys.prefix) / "lib/libiomp5.so"
+    if library.exists() and str(library) != os.environ.get("LD_PRELOAD"):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": str(library)})
 
 
 class Vllm(Peer):
@@ -52,4 +60,5 @@ class Vllm(Peer):
 
 
 if __name__ == "__main__":
+    preload_openmp()
     serve(Vllm)

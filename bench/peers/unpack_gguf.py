@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main():
     file, folder = Path(sys.argv[1]).resolve(), sys.argv[2]
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
