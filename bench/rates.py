@@ -14,7 +14,7 @@ def steady_rate(arrivals, batch, output_tokens):
         total += sum(new.values())
         if start is None and len(counts) == batch:
             start = (moment, total)
-        if end is None and max(counts.values()) >= output_tokens:
+        if end is None and max(counts.values(), default=0) >= output_tokens:
             end = (moment, total)
     if start is None or end is None or end[0] <= start[0]:
         raise ValueError(f"no moment at which all {batch} sequences run: more output tokens are needed")
