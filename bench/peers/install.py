@@ -98,11 +98,12 @@ def unpack_llama_cpp(home, source):
     shutil.rmtree(scratch)
 
 
-def build_llama_cpp(home, product):
-    log, tools, build = home / "llama_cpp/install.log", home / "llama_cpp/venv/bin", product.parent.parent
+def build_llama_cpp(home, stamp):
+    log, tools, build = home / "llama_cpp/install.log", home / "llama_cpp/venv/bin", stamp.parent
     found = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     run(log, ["cmake", "-S", home / "llama_cpp/source", "-B", build, "-G", "Ninja", *LLAMA_CPP_OPTIONS], env=found)
     run(log, ["ninja", "-C", build, *LLAMA_CPP_TARGETS], env=found)
+    stamp.touch()
 
 
 def install_vllm(home, stamp):
@@ -125,11 +126,11 @@ def remove_companions(log, python):
 
 
 def needs_beside_torch(wheel):
-    """What the wheel asks for, without torch itself, which it wants from an index of its own."""
+    """What the wheel asks for, without torch, which it wants from an index of its own, and its companions."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         needs = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist")
-    return [need for need in needs if "extra ==" not in need and not need.startswith("torch==")]
+    return [need for need in needs if "extra ==" not in need and not need.startswith("torch")]
 
 
 def name_it_vllm(site_packages):
@@ -193,7 +194,7 @@ STEPS = {
     "llama_cpp": [
         ENVIRONMENTS["llama_cpp"],
         Step(f"fetching {LLAMA_CPP}", "llama_cpp/source", unpack_llama_cpp),
-        Step("building llama.cpp (about 10 minutes)", str(LLAMA_CPP_BIN / "llama-quantize"), build_llama_cpp),
+        Step("building llama.cpp (about 10 minutes)", "llama_cpp/build/built", build_llama_cpp),
         BASE,
         Step("unpacking to a bf16 GGUF", GGUF["bf16"], quantize("BF16", GGUF["q4_1"])),
         Step("packing Q4_0", GGUF["q4_0"], quantize("Q4_0", GGUF["bf16"])),
