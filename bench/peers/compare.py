@@ -6,8 +6,9 @@
 
 Every engine has a process of its own with --threads threads and answers prefill and decode as defined in peer.py. Only
 one runs at a time; the others are stopped. For each shape all are measured once per round, in an order that moves on
-by one each round; the read bandwidth of the machine is probed before each round, since a virtual machine's placement
-changes it.
+by one each round. Before each round, with everybody stopped, two things are read off the machine: its read bandwidth,
+which changes with a virtual machine's placement, and how busy other programs keep it. Where that is not near 0, the
+ratios are not worth keeping: engines suffer very unequally.
 
 Words:
   context   prompt and output tokens of a decode at its end; the output is --output tokens
@@ -19,9 +20,9 @@ Words:
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +94,30 @@ def started(contestants, args):
     return running
 
 
+def busy_share(seconds=0.3):
+    """Share of all processors' time that went to programs, or to other virtual machines, just now."""
+
+    def sample():
+        user, nice, system, idle, waiting, *others = map(
+            int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+        )
+        return user + nice + system + sum(others), idle + waiting
+
+    before = sample()
+    time.sleep(seconds)
+    busy, idle = (after - start for start, after in zip(before, sample(), strict=True))
+    return busy / max(busy + idle, 1)
+
+
+def machine_state(threads):
+    return {"gb_per_s": round(bandwidth(threads) / 1e9, 1), "others": round(busy_share(), 2)}
+
+
 def measured(running, shape, args):
-    """({contestant: rate of each round}, read bandwidth of each round); who fails is not asked again."""
-    rates, probes = {each.contestant: [] for each in running}, []
+    """({contestant: rate of each round}, state of the machine before each); who fails is not asked again."""
+    rates, states = {each.contestant: [] for each in running}, []
     for number in range(args.rounds):
-        probes.append(bandwidth(args.threads) / 1e9)
+        states.append(machine_state(args.threads))
         turn = number % max(len(running), 1)
         for each in running[turn:] + running[:turn]:
             if each.contestant not in rates:
@@ -107,7 +127,7 @@ def measured(running, shape, args):
             except PeerError as error:
                 print(f"  {each.contestant}: {error}", flush=True)
                 del rates[each.contestant]
-    return rates, probes
+    return rates, states
 
 
 def target_for(shape, mine, other, other_model):
@@ -139,10 +159,11 @@ def verdict(ratio, target):
     return "goal" if target.goal and ratio >= target.goal else "floor"
 
 
-def report_shape(report, shape, rates, probes, args):
-    state = {"gb_per_s": [round(probe, 1) for probe in probes], "load_1m": round(os.getloadavg()[0], 2)}
+def report_shape(report, shape, rates, states, args):
+    state = {name: [each[name] for each in states] for name in states[0]}
     about = {"shape": str(shape), "measure": shape.measure, "size": shape.size, "context": shape.context, **state}
-    print(f"\n{shape}   (reads {min(probes):.0f} .. {max(probes):.0f} GB/s, load {state['load_1m']})")
+    reads = f"reads {min(state['gb_per_s']):.0f} .. {max(state['gb_per_s']):.0f} GB/s"
+    print(f"\n{shape}   ({reads}; others keep the machine {max(state['others']):.0%} busy)")
     for contestant, values in rates.items():
         rate = statistics.median(values)
         report.add(
@@ -207,8 +228,8 @@ def main():
     running = started(chosen_contestants(args), args)
     try:
         for shape in shapes:
-            rates, probes = measured(running, shape, args)
-            report_shape(report, shape, rates, probes, args)
+            rates, states = measured(running, shape, args)
+            report_shape(report, shape, rates, states, args)
     finally:
         for each in running:
             each.close()
