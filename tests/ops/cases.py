@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import reference
+from quant_blocks import BLOCK_FORMATS, ordinary_blocks
 
 from llmsrv import _testing
 
@@ -24,34 +25,10 @@ def pack(weight, dtype, threads=2):
     return matrix
 
 
-# Block formats of files: columns of a block, and where its float16 scales and minimums stand.
-BLOCK_FORMATS = {
-    "q4_0": (32, [0]),
-    "q4_1": (32, [0, 2]),
-    "q5_0": (32, [0]),
-    "q5_1": (32, [0, 2]),
-    "q8_0": (32, [0]),
-    "q4_k": (256, [0, 2]),
-    "q5_k": (256, [0, 2]),
-    "q6_k": (256, [208]),
-}
-
-
-def random_blocks(rng, name, count, byte=None):
-    """Blocks of a file, random or full of `byte`, with ordinary scales. [count, bytes]"""
-    _, size = _testing.source_block(name)
-    blocks = rng.integers(0, 256, (count, size), np.uint8)
-    if byte is not None:
-        blocks[:] = byte
-    for at in BLOCK_FORMATS[name][1]:
-        values = (rng.uniform(0.01, 0.02, count) * rng.choice([-1, 1], count)).astype(np.float16)
-        blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
-    return blocks
-
-
 def block_matrix(rng, name, n, k, byte=None):
     """A packed matrix of random blocks, or of blocks full of `byte`, with ordinary scales; and the values it holds."""
-    blocks = random_blocks(rng, name, n * k // BLOCK_FORMATS[name][0], byte)
+    values, _ = _testing.source_block(name)
+    blocks = ordinary_blocks(rng, name, n * k // values, byte)
     matrix = _testing.PackedMatrix(name, n, k)
     matrix.set_rows(0, n, name, blocks.tobytes(), 2)
     return matrix, np.stack([matrix.unpack_row(row) for row in range(n)])
@@ -61,7 +38,8 @@ def source_rows(rng, name, weight):
     """Rows as a file has them: of `weight`, or, for a block format, random ones of that shape. (format, bytes)"""
     if name not in BLOCK_FORMATS:
         return "f32", np.ascontiguousarray(weight, np.float32).tobytes()
-    return name, random_blocks(rng, name, weight.size // BLOCK_FORMATS[name][0]).tobytes()
+    values, _ = _testing.source_block(name)
+    return name, ordinary_blocks(rng, name, weight.size // values).tobytes()
 
 
 def rms_norm(backend, x, weight, eps=1e-5):

@@ -6,8 +6,9 @@ import cases
 import numpy as np
 import pytest
 import reference
-from cases import BLOCK_FORMATS, ISAS
+from cases import ISAS
 from closeness import assert_close, assert_same_bits
+from quant_blocks import BLOCK_FORMATS
 
 from llmsrv import _testing
 
@@ -22,7 +23,7 @@ def blocks(request):
 
 def widths(blocks):
     """Half a superblock at the end, whole ones, and the shapes of a real model."""
-    return [32, 64, 96, 576] if BLOCK_FORMATS[blocks][0] == 32 else [256, 512, 1536]
+    return [32, 64, 96, 576] if _testing.source_block(blocks)[0] == 32 else [256, 512, 1536]
 
 
 def some_width(blocks):

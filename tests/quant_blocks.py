@@ -27,3 +27,15 @@ def random_blocks(rng, name, blocks):
         scales = (rng.standard_normal(blocks) * 10.0 ** rng.integers(-6, 1, blocks)).astype(np.float16)
         data[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     return data
+
+
+def ordinary_blocks(rng, name, blocks, byte=None):
+    """Random blocks, or blocks full of `byte`, with scales like those of a trained model. [blocks, bytes of a block]"""
+    _, block_bytes = _testing.source_block(name)
+    data = rng.integers(0, 256, (blocks, block_bytes), np.uint8)
+    if byte is not None:
+        data[:] = byte
+    for at in F16_FIELDS[name]:
+        scales = (rng.uniform(0.01, 0.02, blocks) * rng.choice([-1, 1], blocks)).astype(np.float16)
+        data[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return data
