@@ -12,7 +12,8 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from llmsrv.config import ServeConfig, flags_of, from_flags
+from llmsrv.config import ServeConfig
+from llmsrv.flags import parse_flags
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
@@ -22,24 +23,14 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of `llmsrv-grpc`."""
-    import typer
-
-    def serve(**options: object) -> None:
-        """Serve a language model over gRPC, and with --http-port over HTTP, too.
-
-        gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics. Ctrl-C or
-        SIGTERM finishes what runs, then exits.
-        """
-        try:
-            config = from_flags(ServeConfig, options)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-        raise typer.Exit(run(config))
-
-    serve.__signature__ = flags_of(ServeConfig)  # type: ignore[attr-defined]
-    app = typer.Typer(add_completion=False)
-    app.command()(serve)
-    app(prog_name="llmsrv-grpc")
+    config = parse_flags(
+        ServeConfig,
+        prog="llmsrv-grpc",
+        description="Serve a language model over gRPC, and with --http-port over HTTP, too.\n\n"
+        "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
+        "Ctrl-C or SIGTERM finishes what runs, then exits.",
+    )
+    sys.exit(run(config))
 
 
 def run(config: ServeConfig) -> int:
