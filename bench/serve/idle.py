@@ -4,11 +4,12 @@
 
 The daemon serves a few requests first, so that all its threads have worked, then is left alone.
 
-  idle_percent   user and system time of the whole process, as a share of one core
+  idle_percent   user and system time of the whole process, as a share of one core; by_thread: likewise, by name
   wakeups        voluntary context switches of all its threads per second: how often one of them woke
 """
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -25,14 +26,33 @@ from llmsrv.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 SETTLE_S = 1.0
 
 
-def wakeups(pid):
-    """Voluntary context switches of all threads so far, by the thread's name."""
-    counted = {}
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-        name = lines["Name"].strip()
-        counted[name] = counted.get(name, 0) + int(lines["voluntary_ctxt_switches"])
-    return counted
+def by_thread(pid, figure):
+    """A figure of all threads so far, added up by the thread's name."""
+    sums = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        name = (thread / "comm").read_text().strip()
+        sums[name] = sums.get(name, 0) + figure(thread)
+    return sums
+
+
+def wakeups(thread):
+    found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (thread / "status").read_text(), re.MULTILINE)
+    return int(found[1])
+
+
+def cpu_s(thread):
+    return int((thread / "schedstat").read_text().split()[0]) / 1e9
+
+
+def rates(pid, seconds):
+    """Wake-ups per second and shares of a core, by thread, over so many seconds."""
+    figures = (wakeups, cpu_s)
+    before, began = [by_thread(pid, figure) for figure in figures], time.perf_counter()
+    time.sleep(seconds)
+    after, took = [by_thread(pid, figure) for figure in figures], time.perf_counter() - began
+    return [
+        {name: (now[name] - then.get(name, 0)) / took for name in now} for then, now in zip(before, after, strict=True)
+    ]
 
 
 def warm_up(target, options):
@@ -54,19 +74,17 @@ def main():
     with Daemon("--model", options.model, "--dtype", "auto", *options.flags) as daemon:
         warm_up(daemon.target, options)
         time.sleep(SETTLE_S)
-        cpu_s, woken, began = daemon.cpu_s(), wakeups(daemon.pid), time.perf_counter()
-        time.sleep(options.seconds)
-        took = time.perf_counter() - began
-        percent = (daemon.cpu_s() - cpu_s) / took * 100
-        rates = {name: (count - woken.get(name, 0)) / took for name, count in wakeups(daemon.pid).items()}
-    busiest = dict(sorted(rates.items(), key=lambda each: -each[1])[:5])
-    shown = ", ".join(f"{name} {rate:.1f}" for name, rate in busiest.items())
+        woken, busy = rates(daemon.pid, options.seconds)
+    percent = 100 * sum(busy.values())
+    shares = {name: round(100 * share, 3) for name, share in sorted(busy.items(), key=lambda each: -each[1])[:5]}
+    shown = ", ".join(f"{name} {share:.2f} %, {woken[name]:.1f}/s" for name, share in shares.items())
     report.add(
-        f"idle: {percent:.2f} % of a core over {took:.0f} s; {sum(rates.values()):.1f} wakeups/s ({shown})",
+        f"idle: {percent:.2f} % of a core over {options.seconds:.0f} s, {sum(woken.values()):.1f} wakeups/s ({shown})",
         daemon_flags=options.flags,
+        seconds=options.seconds,
         idle_percent=round(percent, 3),
-        wakeups=round(sum(rates.values()), 2),
-        wakeups_by_thread={name: round(rate, 2) for name, rate in busiest.items()},
+        by_thread=shares,
+        wakeups=round(sum(woken.values()), 2),
     )
 
 

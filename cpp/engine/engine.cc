@@ -133,6 +133,7 @@ void Engine::shutdown() {
 void Engine::run() {
   pool_.pin_owner();
   try {
+    memory_.start();
     while (!stopping_) step();
     end_everything(FinishReason::kAborted);
   } catch (const std::exception& error) {

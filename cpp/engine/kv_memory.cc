@@ -19,18 +19,18 @@ constexpr double kProbeBytes = 8 << 20;
 KvMemory::KvMemory(const MemoryPlan& plan, Backend& backend)
     : backend_(backend),
       block_bytes_(static_cast<double>(plan.kv_cache.block_bytes())),
+      probe_blocks_(
+          std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1})),
       cache_(plan.kv_cache),
-      swap_(plan.swap) {
-  measure(std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1}));
-  take();
-}
+      swap_(plan.swap) {}
 
-void KvMemory::measure(int blocks) {
+void KvMemory::start() {
   std::vector<BlockMove> probe;
-  for (BlockId id = 0; id < blocks; ++id) probe.push_back({id, id});
+  for (BlockId id = 0; id < probe_blocks_; ++id) probe.push_back({id, id});
   if (!probe.empty()) backend_.move_blocks(cache_.layers(), swap_.layers(), probe);  // takes the pages, not timed
   swap(cache_, swap_, probe);
   swap(swap_, cache_, probe);
+  take();
 }
 
 void KvMemory::move_blocks(const StepPlan& plan) {

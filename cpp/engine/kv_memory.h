@@ -15,8 +15,10 @@ namespace llmsrv {
 
 class KvMemory {
  public:
-  // Measures the bandwidth between the two once, and starts to take all memory. `backend` outlives it.
+  // Reserves all memory. `backend` outlives it.
   KvMemory(const MemoryPlan& plan, Backend& backend);
+  // Measures the bandwidth between the two once, and takes the memory. Called once, before anything else.
+  void start();
 
   const KvCache& cache() const { return cache_; }
 
@@ -37,11 +39,11 @@ class KvMemory {
   void take();
 
  private:
-  void measure(int blocks);
   void swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
 
   Backend& backend_;
   const double block_bytes_;
+  const int probe_blocks_;
   KvCache cache_;
   KvCache swap_;
   double swap_bytes_per_second_ = 0.0;

@@ -5,6 +5,7 @@ NOT_SERVING while loading                  NOT_SERVING; what runs gets --drain-t
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ def run(config: ServeConfig) -> int:
     import uvloop
 
     _return_large_blocks()
+    gc.disable()  # until the model is loaded: a vocabulary is some 100,000 small objects, none of them garbage
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     return uvloop.run(_serve(config))
 
@@ -109,6 +111,8 @@ class Daemon:
         name = self._config.served_model_name
         model = await asyncio.to_thread(load_engine, self._config, report=report, name=name)
         self._service = GenerationService(model)
+        gc.freeze()  # what was loaded stays: no later collection needs to look at it
+        gc.enable()
         if self._server is not None:
             await self._server.serve(self._service)
         if self._http is not None:
