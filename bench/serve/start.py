@@ -37,7 +37,7 @@ from llmsrv.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 PHASES = {
     "listening": r"listening on",
     "read": r"read \S+: ",
-    "weights": r"loaded the weights",
+    "weights": r"(loaded|mapped) the weights",
     "tokenizer": r"waited for the tokenizer",
     "engine": r"started the engine",
     "serving": r"serving \S+ on (\S+),",

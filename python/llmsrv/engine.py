@@ -230,13 +230,13 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
             weights = load_weights(
                 files, dtype=config.weights_dtype, threads=team.threads, progress=progress, cache=cache
             )
-        clock.lap("loaded the weights")
+        clock.lap(f"mapped the weights from {cache.path}" if cache and cache.was_used else "loaded the weights")
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
     own_config = core_config(config, eos_token_ids)
     core = _core.Engine(weights, own_config, threads=team.threads, processors=team.processors)
-    clock.lap(f"started the engine on {core.device} with {team}")
+    clock.lap(f"started the engine on {core.device}, {team.placement},")
     return LoadedModel(
         name=name or _default_name(options.model, files.path),
         architecture=files.architecture,

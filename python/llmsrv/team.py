@@ -20,9 +20,12 @@ class Team:
     threads: int
     processors: tuple[int, ...] = ()
 
-    def __str__(self) -> str:
-        count = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{count} on processors {', '.join(map(str, self.processors))}" if self.processors else count
+    @property
+    def placement(self) -> str:
+        """Where they run, in words."""
+        if not self.processors:
+            return "placed by the system"
+        return f"pinned to processor{'s' if self.threads > 1 else ''} {', '.join(map(str, self.processors))}"
 
 
 def choose_team(options: EngineOptions) -> Team:

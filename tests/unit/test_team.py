@@ -64,11 +64,9 @@ def test_what_cannot_be_is_refused(machine):
 
 
 def test_it_says_what_was_chosen():
-    assert [str(Team(1)), str(Team(2)), str(Team(2, (0, 4)))] == [
-        "1 thread",
-        "2 threads",
-        "2 threads on processors 0, 4",
-    ]
+    assert Team(2).placement == "placed by the system"
+    assert Team(1, (3,)).placement == "pinned to processor 3"
+    assert Team(2, (0, 4)).placement == "pinned to processors 0, 4"
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import llmsrv
 from llmsrv._core import MappedFile, Weights
+from llmsrv.models.blueprint import WeightSource
 from llmsrv.weights.fetch import file_sha256
 from llmsrv.weights.model_files import ModelFiles
 from llmsrv.weights.progress import ProgressCallback
@@ -41,8 +43,9 @@ class PackedCache:
         self._folder = Path(folder).expanduser()
         self._files = files
         self._report = report
+        self.was_used = False
+        self.path = Path()  # of the file, once it is known
         self._key = ""
-        self._path = Path()
         self._identity: list[str] = []
 
     def map(self, weights: Weights, progress: ProgressCallback) -> bool:
@@ -55,18 +58,19 @@ class PackedCache:
             self._report(f"packed cache: {self._folder} cannot be used ({error})")
             return False
         text_hash = hashlib.sha256(weights.packed_text(self._key).encode()).hexdigest()
-        self._path = self._folder / f"{self._files.path.stem}-{text_hash[:32]}{_SUFFIX}"
+        self.path = self._folder / f"{self._files.path.stem}-{text_hash[:32]}{_SUFFIX}"
         try:
-            file = MappedFile(str(self._path))
+            file = MappedFile(str(self.path))
             problem = weights.map_packed(self._key, file)
             if problem is None:
                 _populate(file, progress)
+                self.was_used = True
                 return True
         except FileNotFoundError:
             return False
         except OSError as error:
             problem = str(error)
-        self._report(f"packed cache: {self._path} is not used and will be replaced: {problem}")
+        self._report(f"packed cache: {self.path} is not used and will be replaced: {problem}")
         return False
 
     def write(self, weights: Weights) -> None:
@@ -80,10 +84,10 @@ class PackedCache:
                 return
             self._write(weights)
         except OSError as error:
-            self._report(f"packed cache: {self._path} could not be written ({error})")
+            self._report(f"packed cache: {self.path} could not be written ({error})")
             return
         took = time.monotonic() - began
-        self._report(f"packed cache: wrote {self._path}, {self._path.stat().st_size / 1e6:.1f} MB, in {took:.2f} s")
+        self._report(f"packed cache: wrote {self.path}, {self.path.stat().st_size / 1e6:.1f} MB, in {took:.2f} s")
 
     def _write(self, weights: Weights) -> None:
         handle, part = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=_SUFFIX)
@@ -93,7 +97,7 @@ class PackedCache:
                 if problem is not None:
                     raise OSError(problem)
                 os.fsync(file.fileno())
-            os.replace(part, self._path)
+            os.replace(part, self.path)
         except BaseException:
             os.unlink(part)
             raise
@@ -104,8 +108,7 @@ class PackedCache:
         lines += [f"{place} sha256 {self._digest(path)}" for path, place in places.items()]
         for weight, source in sorted(self._files.blueprint.sources.items()):
             tensor = self._files.tensors[source.tensor]
-            rows = "in order" if source.rows is None else hashlib.sha256(source.rows.tobytes()).hexdigest()
-            lines.append(f"{weight} from {places[tensor.path]} at {tensor.offset} {tensor.format} rows {rows}")
+            lines.append(f"{weight} from {places[tensor.path]} at {tensor.offset} {tensor.format} {_how(source)}")
         return "\n".join(lines)
 
     def _source_paths(self) -> list[Path]:
@@ -129,6 +132,14 @@ class PackedCache:
         if _identity(resolved) == identity and not _is_young(resolved):
             _replace_text(stamp, f"{identity} {digest}")
         return digest
+
+
+def _how(source: WeightSource) -> str:
+    """All that a source says of how a tensor becomes a weight, whatever it may learn to say."""
+    values = {each.name: getattr(source, each.name) for each in fields(source) if each.name != "tensor"}
+    if source.rows is not None:
+        values["rows"] = hashlib.sha256(source.rows.tobytes()).hexdigest()
+    return " ".join(f"{name}={value!r}" for name, value in values.items())
 
 
 def _populate(file: MappedFile, progress: ProgressCallback) -> None:
