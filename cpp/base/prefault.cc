@@ -14,8 +14,8 @@ namespace {
 constexpr int MADV_POPULATE_WRITE = 23;  // the system may know it although the headers do not
 #endif
 
-// Of one system call, which keeps others from mapping memory: a few milliseconds of filling with zeros.
-constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
+// Of one system call, which keeps others from mapping memory: about a millisecond of filling with zeros.
+constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
 constexpr std::size_t kPageBytes = 4096;  // the smallest of any system: larger pages are touched more than once
 
 void take(std::span<std::byte> chunk) {
