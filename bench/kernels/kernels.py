@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmsrv import _testing
+from llmsrv import _core, _testing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
@@ -157,7 +157,7 @@ class Bench:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=_testing.physical_core_count())
+    parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--isa", default=_testing.cpu_isa_from_environment(), help="default: LLMSRV_ISA, or the best")
     parser.add_argument(
         "--dtype",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmsrv import _testing
+from llmsrv import _core, _testing
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import Report
@@ -32,7 +32,7 @@ def barrier_seconds(threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=_testing.physical_core_count())
+    parser.add_argument("--threads", type=int, default=_core.physical_cores())
     parser.add_argument("--json", metavar="FILE", help="append one JSON line per result")
     args = parser.parse_args()
     report = Report("peak", args.json, seed=None)

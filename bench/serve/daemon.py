@@ -52,6 +52,10 @@ class Daemon:
     def stats(self):
         return self._admin.GetStats(admin_pb2.GetStatsRequest()).stats
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def rss_mib(self):
         """Resident memory now."""
         fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()

@@ -5,14 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <fstream>
-#include <set>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "cpp/base/check.h"
+#include "cpp/base/processors.h"
 
 namespace llmsrv {
 namespace {
@@ -74,8 +71,10 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, std::vector<int> processors)
+    : threads_(threads), processors_(std::move(processors)), state_(std::make_unique<State>()) {
   LLMSRV_CHECK(threads >= 1);
+  LLMSRV_CHECK(processors_.empty() || processors_.size() == static_cast<std::size_t>(threads));
   try {
     for (int member = 1; member < threads; ++member) {
       state_->workers.emplace_back([state = state_.get(), member] { state->work_until_stopped(member); });
@@ -85,10 +84,16 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique
     throw;
   }
   // What the system does for a new thread, allocations included, is over before the first operation.
-  run([](int) {});
+  run([this](int member) {
+    if (member > 0) pin(member);
+  });
 }
 
 ThreadPool::~ThreadPool() { state_->stop(); }
+
+void ThreadPool::pin(int member) const {
+  if (!processors_.empty()) run_on(processors_[static_cast<std::size_t>(member)]);
+}
 
 void ThreadPool::run(TeamFunction work) {
   if (threads_ == 1) return work(0);
@@ -98,26 +103,6 @@ void ThreadPool::run(TeamFunction work) {
   for (std::uint32_t left; (left = state_->unfinished.load(std::memory_order_acquire)) != 0;) {
     wait_for_change(state_->unfinished, left);
   }
-}
-
-int physical_core_count() {
-  const int logical = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return logical > 0 ? logical : 1;
-
-  std::set<std::pair<int, int>> cores;  // (package, core) of every logical processor we may use
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
-    std::ifstream package_file(topology + "physical_package_id");
-    std::ifstream core_file(topology + "core_id");
-    int package = 0;
-    int core = 0;
-    if (!(package_file >> package) || !(core_file >> core)) return CPU_COUNT(&allowed);
-    cores.emplace(package, core);
-  }
-  return cores.empty() ? 1 : static_cast<int>(cores.size());
 }
 
 }  // namespace llmsrv

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 namespace llmsrv {
 
@@ -21,10 +22,14 @@ class TeamFunction {
 
 class ThreadPool {
  public:
-  // Starts `threads - 1` workers and waits for them. Throws std::system_error when the system has no more. REQUIRES:
-  // threads >= 1
-  explicit ThreadPool(int threads);
+  // Starts `threads - 1` workers and waits for them. Throws std::system_error when the system has no more.
+  // With `processors`, member m runs on processors[m] alone: the workers from now on, the owner once it asks for it.
+  // REQUIRES: threads >= 1; processors is empty, or has one for each thread
+  explicit ThreadPool(int threads, std::vector<int> processors = {});
   ~ThreadPool();
+
+  // Puts the calling thread, the owner, on its processor for good. Does nothing without `processors`.
+  void pin_owner() const { pin(0); }
 
   int size() const { return threads_; }
 
@@ -45,11 +50,11 @@ class ThreadPool {
 
  private:
   struct State;
+  void pin(int member) const;
+
   int threads_;
+  std::vector<int> processors_;
   std::unique_ptr<State> state_;
 };
-
-// Physical cores this process may run on; at least 1.
-int physical_core_count();
 
 }  // namespace llmsrv

@@ -49,18 +49,21 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa)
-    : Engine(std::move(weights), config, threads, [&isa](ThreadPool& pool) { return make_backend(pool, isa); }) {}
+Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
+               std::vector<int> processors)
+    : Engine(
+          std::move(weights), config, threads, [&isa](ThreadPool& pool) { return make_backend(pool, isa); },
+          std::move(processors)) {}
 
 Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
-               const BackendFactory& make_backend)
+               const BackendFactory& make_backend, std::vector<int> processors)
     : weights_(std::move(weights)),
       config_(checked(config, *weights_)),
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
-      pool_(threads),
+      pool_(threads, std::move(processors)),
       backend_(make_backend(pool_)),
       plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_, threads)),
-      memory_(plan_, *backend_, pool_),
+      memory_(plan_, *backend_),
       decoder_(*weights_, *backend_, memory_.cache(), decoder_limits(config_)),
       sampler_(weights_->spec().vocab_size, config_.max_num_seqs, pool_),
       limits_(scheduler_limits(config_, plan_)),
@@ -128,7 +131,9 @@ void Engine::shutdown() {
 }
 
 void Engine::run() {
+  pool_.pin_owner();
   try {
+    memory_.start();
     while (!stopping_) step();
     end_everything(FinishReason::kAborted);
   } catch (const std::exception& error) {

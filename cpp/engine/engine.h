@@ -46,11 +46,13 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
-  // not fit, too little memory, or an impossible `isa`. REQUIRES: threads >= 1
-  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa);
+  // not fit, too little memory, or an impossible `isa`. `processors`: where the team runs, as for ThreadPool; its owner
+  // is the engine thread. REQUIRES: threads >= 1
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
+         std::vector<int> processors = {});
   // The same, on a backend of the caller's making.
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
-         const BackendFactory& make_backend);
+         const BackendFactory& make_backend, std::vector<int> processors = {});
   // Calls shutdown().
   ~Engine();
 

@@ -16,22 +16,25 @@ constexpr double kProbeBytes = 8 << 20;
 
 }  // namespace
 
-KvMemory::KvMemory(const MemoryPlan& plan, Backend& backend, ThreadPool& pool)
+KvMemory::KvMemory(const MemoryPlan& plan, Backend& backend)
     : backend_(backend),
-      pool_(pool),
       block_bytes_(static_cast<double>(plan.kv_cache.block_bytes())),
-      cache_(plan.kv_cache, pool),
-      swap_(plan.swap, pool) {
-  const int blocks =
-      std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1});
+      probe_blocks_(
+          std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1})),
+      cache_(plan.kv_cache),
+      swap_(plan.swap) {}
+
+void KvMemory::start() {
   std::vector<BlockMove> probe;
-  for (BlockId id = 0; id < blocks; ++id) probe.push_back({id, id});
+  for (BlockId id = 0; id < probe_blocks_; ++id) probe.push_back({id, id});
+  if (!probe.empty()) backend_.move_blocks(cache_.layers(), swap_.layers(), probe);  // takes the pages, not timed
   swap(cache_, swap_, probe);
   swap(swap_, cache_, probe);
+  take();
 }
 
 void KvMemory::move_blocks(const StepPlan& plan) {
-  LLMSRV_CHECK(is_here_);
+  LLMSRV_CHECK(is_here());
   swap(cache_, swap_, plan.swap_outs);
   backend_.move_blocks(cache_.layers(), cache_.layers(), plan.copies);
   swap(swap_, cache_, plan.swap_ins);
@@ -42,16 +45,12 @@ double KvMemory::swap_s_per_block() const {
 }
 
 void KvMemory::give_back() {
+  prefault_.reset();
   cache_.give_back();
   swap_.give_back();
-  is_here_ = false;
 }
 
-void KvMemory::take() {
-  cache_.take(pool_);
-  swap_.take(pool_);
-  is_here_ = true;
-}
+void KvMemory::take() { prefault_.emplace(std::vector{cache_.memory(), swap_.memory()}); }
 
 void KvMemory::swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves) {
   if (moves.empty()) return;

@@ -3,7 +3,9 @@
 // Thread rule: engine thread only, after construction.
 #pragma once
 
-#include "cpp/base/thread_pool.h"
+#include <optional>
+
+#include "cpp/base/prefault.h"
 #include "cpp/engine/memory_plan.h"
 #include "cpp/model/kv_cache.h"
 #include "cpp/ops/backend.h"
@@ -13,8 +15,10 @@ namespace llmsrv {
 
 class KvMemory {
  public:
-  // Takes all memory, and measures the bandwidth between the two once. `backend` and `pool` outlive it.
-  KvMemory(const MemoryPlan& plan, Backend& backend, ThreadPool& pool);
+  // Reserves all memory. `backend` outlives it.
+  KvMemory(const MemoryPlan& plan, Backend& backend);
+  // Measures the bandwidth between the two once, and takes the memory. Called once, before anything else.
+  void start();
 
   const KvCache& cache() const { return cache_; }
 
@@ -26,21 +30,24 @@ class KvMemory {
   // One way; 0 without a swap pool.
   double swap_s_per_block() const;
 
-  // Whether the pages are here. Giving them back loses all contents.
-  bool is_here() const { return is_here_; }
+  // Whether the pages are here, or coming. Giving them back loses all contents.
+  bool is_here() const { return prefault_.has_value(); }
   void give_back();
+  // Has a thread take all pages from the system (promise P8). Nobody waits for it: a page that is needed before it
+  // comes is taken by the one who touches it.
+  // REQUIRES: they are not here
   void take();
 
  private:
   void swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
 
   Backend& backend_;
-  ThreadPool& pool_;
   const double block_bytes_;
+  const int probe_blocks_;
   KvCache cache_;
   KvCache swap_;
-  bool is_here_ = true;
   double swap_bytes_per_second_ = 0.0;
+  std::optional<Prefault> prefault_;  // last: it works on the memory above
 };
 
 }  // namespace llmsrv

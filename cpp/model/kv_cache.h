@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "cpp/base/aligned_buffer.h"
-#include "cpp/base/thread_pool.h"
 #include "cpp/model/spec.h"
 #include "cpp/ops/backend.h"
 
@@ -26,17 +25,15 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  // Reserves the memory and takes it. A cache of no blocks is legal and holds nothing.
-  KvCache(const KvCacheShape& shape, ThreadPool& pool);
+  // Reserves the memory; the first touch of a page takes it. A cache of no blocks is legal and holds nothing.
+  explicit KvCache(const KvCacheShape& shape);
 
   KvLayer layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::span<const KvLayer> layers() const { return layers_; }
 
   // Gives all pages back to the system. What the blocks held is gone; the layers keep their addresses.
   void give_back() { buffer_.give_back(); }
-  // Touches all of the memory in parallel, so that no request ever waits for the system (promise P8).
-  // REQUIRES: nothing was stored since it was given back
-  void take(ThreadPool& pool);
+  std::span<std::byte> memory() const { return {buffer_.data(), buffer_.size()}; }
 
  private:
   AlignedBuffer buffer_;         // [layers, blocks, layer_block_bytes]

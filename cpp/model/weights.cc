@@ -138,6 +138,17 @@ void Weights::set(const std::string& name, SourceFormat source_format, std::span
 
 std::vector<std::string> Weights::missing() const { return {missing_.begin(), missing_.end()}; }
 
+std::vector<Weights::Piece> Weights::pieces() {
+  std::vector<Piece> pieces;
+  std::set<const void*> seen;
+  for (const auto& [name, destination] : destinations_) {
+    const void* holder = destination.matrix != nullptr ? static_cast<const void*>(destination.matrix)
+                                                       : static_cast<const void*>(destination.vector);
+    if (seen.insert(holder).second) pieces.push_back({name, destination.matrix, destination.vector});
+  }
+  return pieces;
+}
+
 std::size_t Weights::weights_bytes(const ModelSpec& spec, const WeightFormats& formats) {
   const HeadShape heads = spec.heads();
   const auto matrix = [&](const std::string& name, int rows, int cols) {

@@ -41,6 +41,16 @@ class Weights {
   // Names that were not set yet.
   std::vector<std::string> missing() const;
 
+  // What holds the weights: each matrix and each vector once, in the order of their first names. For packed_file.h,
+  // which fills them all and then says so by all_set().
+  struct Piece {
+    std::string name;  // of its first weight
+    PackedMatrix* matrix = nullptr;
+    std::vector<float>* vector = nullptr;  // exactly one of the two is set
+  };
+  std::vector<Piece> pieces();
+  void all_set() { missing_.clear(); }
+
   const ModelSpec& spec() const { return spec_; }
   const WeightFormats& formats() const { return formats_; }
   const PackedMatrix& embed() const { return embed_; }                                    // [vocab, hidden]

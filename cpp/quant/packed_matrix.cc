@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cpp/base/check.h"
@@ -99,12 +100,12 @@ bool PackedMatrix::accepts(WeightFormat format, SourceFormat source) {
 }
 
 PackedMatrix::PackedMatrix(WeightFormat format, int rows, int cols)
-    : format_(format), rows_(rows), cols_(cols), buffer_(packed_bytes(format, rows, cols)) {
+    : format_(format), rows_(rows), cols_(cols), memory_(packed_bytes(format, rows, cols)) {
   LLMSRV_CHECK(rows > 0 && cols > 0 && cols % source_block_values(source_of(format)) == 0);
 }
 
-std::byte* PackedMatrix::panel_of_row(int row) const {
-  return buffer_.data() + panel_bytes() * static_cast<std::size_t>(row / kRows);
+void PackedMatrix::map(std::shared_ptr<const MappedFile> file, std::size_t offset) {
+  memory_ = PackedMemory(std::move(file), offset, bytes());
 }
 
 void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span<const std::byte> source,
@@ -115,11 +116,12 @@ void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span
   LLMSRV_CHECK(source.size() == row_bytes * static_cast<std::size_t>(count));
   if (count == 0) return;
 
+  std::byte* panels_begin = memory_.writable_data();
   // One unpacked row per member, padded with a zero to an even number of columns.
   std::vector<std::vector<float>> scratch(static_cast<std::size_t>(pool.size()),
                                           std::vector<float>(column_pairs(cols_) * 2, 0.0f));
   const auto store_row = [&](const std::byte* in, int row, std::vector<float>& values) {
-    std::byte* panel = panel_of_row(row);
+    std::byte* panel = panels_begin + panel_bytes() * static_cast<std::size_t>(row / kRows);
     if (is_quantized(format_) && format == source_of(format_)) {
       return store_quantized_row(format_, in, cols_, panel, row % kRows);
     }
@@ -144,10 +146,10 @@ void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span
 
 void PackedMatrix::unpack_row(int row, float* out) const {
   LLMSRV_CHECK(row >= 0 && row < rows_);
-  const std::byte* panel = panel_of_row(row);
-  if (is_quantized(format_)) return load_quantized_row(format_, panel, row % kRows, cols_, out);
-  format_ == WeightFormat::kBf16 ? load_row_bf16(panel, row % kRows, cols_, out)
-                                 : load_row_f32(panel, row % kRows, cols_, out);
+  const std::byte* held_in = panel(row / kRows);
+  if (is_quantized(format_)) return load_quantized_row(format_, held_in, row % kRows, cols_, out);
+  format_ == WeightFormat::kBf16 ? load_row_bf16(held_in, row % kRows, cols_, out)
+                                 : load_row_f32(held_in, row % kRows, cols_, out);
 }
 
 }  // namespace llmsrv

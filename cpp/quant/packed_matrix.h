@@ -5,14 +5,16 @@
 //   quantized formats: superblocks of integers and scales, packed_layout.h
 //
 // Rows are padded to a multiple of 16; columns to a multiple of 2, or to a superblock; with zeros.
-// Thread rule: set_rows() while loading; afterwards read only, from any thread.
+// Thread rule: set_rows() or map() while loading; afterwards read only, from any thread.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
-#include "cpp/base/aligned_buffer.h"
+#include "cpp/base/mapped_file.h"
 #include "cpp/base/thread_pool.h"
+#include "cpp/quant/packed_memory.h"
 #include "cpp/quant/source_format.h"
 #include "cpp/quant/weight_format.h"
 
@@ -34,6 +36,10 @@ class PackedMatrix {
   void set_rows(int first, int count, SourceFormat format, std::span<const std::byte> source, ThreadPool& pool);
   static bool accepts(WeightFormat format, SourceFormat source);
 
+  // Takes its bytes, as they stood in a matrix of the same format and shape, from a file; set_rows() must not follow.
+  // REQUIRES: bytes() bytes of the file from `offset` on, which is a multiple of a cache line
+  void map(std::shared_ptr<const MappedFile> file, std::size_t offset);
+
   // Writes row `row` as cols() floats: for a quantized format exactly what unpack_row() of source_format.h gives for
   // the source row. Any thread. REQUIRES: 0 <= row < rows()
   void unpack_row(int row, float* out) const;
@@ -43,20 +49,19 @@ class PackedMatrix {
   int cols() const { return cols_; }
   int panels() const { return (rows_ + kPanelRows - 1) / kPanelRows; }
   std::size_t panel_bytes() const { return packed_panel_bytes(format_, cols_); }
-  const std::byte* panel(int index) const { return buffer_.data() + panel_bytes() * static_cast<std::size_t>(index); }
-  std::size_t bytes() const { return buffer_.size(); }
+  std::span<const std::byte> data() const { return {memory_.data(), memory_.size()}; }
+  const std::byte* panel(int index) const { return memory_.data() + panel_bytes() * static_cast<std::size_t>(index); }
+  std::size_t bytes() const { return memory_.size(); }
 
   // Memory that a matrix of this shape takes.
   static std::size_t packed_panel_bytes(WeightFormat format, int cols);
   static std::size_t packed_bytes(WeightFormat format, int rows, int cols);
 
  private:
-  std::byte* panel_of_row(int row) const;
-
   WeightFormat format_ = WeightFormat::kF32;
   int rows_ = 0;
   int cols_ = 0;
-  AlignedBuffer buffer_;
+  PackedMemory memory_;
 };
 
 }  // namespace llmsrv

@@ -54,8 +54,8 @@ class Sampler {
     float value;
     TokenId token;
   };
-  // One per thread.
-  struct Scratch {
+  // One per thread, on cache lines of its own: the ends of its lists move while a neighbour's do.
+  struct alignas(64) Scratch {
     std::vector<float> weights;         // [vocab]: logits, then what draw() makes of them
     std::vector<float> block_max;       // [vocab / kBlock]: the largest weight of each block
     std::vector<Candidate> candidates;  // [vocab]

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cpp/base/processors.h"
 #include "cpp/engine/backends.h"
 #include "cpp/engine/config.h"
 #include "cpp/engine/memory_plan.h"
@@ -136,7 +137,8 @@ void register_config(py::module_& module) {
   module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),
              py::arg("threads"), py::arg("sources") = SourceNames());
   module.def("cpu_isas", &available_isas);
-  module.def("physical_cores", &physical_core_count);
+  module.def("core_processors", &core_processors);
+  module.def("physical_cores", [] { return static_cast<int>(core_processors().size()); });
 }
 
 }  // namespace llmsrv::bindings

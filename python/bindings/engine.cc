@@ -35,12 +35,12 @@ bool abort_id(Engine& engine, const std::string& id) {
 void register_engine(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(module, "Engine")
-      .def(py::init(
-               [](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads, const std::string& isa) {
-                 return std::make_unique<Engine>(std::move(weights), config, threads, isa);
-               }),
+      .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
+                       const std::string& isa, std::vector<int> processors) {
+             return std::make_unique<Engine>(std::move(weights), config, threads, isa, std::move(processors));
+           }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
-           py::arg("isa") = "")
+           py::arg("isa") = "", py::arg("processors") = std::vector<int>())
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
       .def(

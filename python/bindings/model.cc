@@ -4,7 +4,10 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <system_error>
 
+#include "cpp/base/mapped_file.h"
+#include "cpp/model/packed_file.h"
 #include "cpp/model/spec.h"
 #include "cpp/model/weights.h"
 #include "python/bindings/bindings.h"
@@ -64,6 +67,54 @@ void set_weight(Weights& weights, const std::string& name, const std::string& so
   weights.set(name, format, shape, span);
 }
 
+[[noreturn]] void raise_os_error(const std::system_error& error) {
+  errno = error.code().value();
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
+std::shared_ptr<MappedFile> map_file(const std::string& path) {
+  try {
+    return std::make_shared<MappedFile>(path);
+  } catch (const std::system_error& error) {
+    raise_os_error(error);
+  }
+}
+
+void populate(const MappedFile& file, std::size_t offset, std::size_t bytes) {
+  if (offset > file.bytes().size() || bytes > file.bytes().size() - offset) {
+    throw std::invalid_argument("the range is not in the file");
+  }
+  try {
+    const py::gil_scoped_release release;
+    file.populate(offset, bytes);
+  } catch (const std::system_error& error) {
+    raise_os_error(error);
+  }
+}
+
+void require_all_set(const Weights& weights) {
+  if (!weights.missing().empty()) throw std::invalid_argument("not all weights are set");
+}
+
+void register_packed_file(py::class_<Weights, std::shared_ptr<Weights>>& weights) {
+  weights.def("packed_text", &packed_file_text, py::arg("key"))
+      .def(
+          "write_packed",
+          [](Weights& self, const std::string& key, int file_number) {
+            require_all_set(self);
+            const py::gil_scoped_release release;
+            return write_packed_file(self, key, file_number);
+          },
+          py::arg("key"), py::arg("file_number"))
+      .def(
+          "map_packed",
+          [](Weights& self, const std::string& key, const std::shared_ptr<MappedFile>& file) {
+            return map_packed_file(self, key, file);
+          },
+          py::arg("key"), py::arg("file").none(false));
+}
+
 }  // namespace
 
 WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype) {
@@ -117,7 +168,13 @@ void register_model(py::module_& module) {
     return weights;
   });
 
-  py::class_<Weights, std::shared_ptr<Weights>>(module, "Weights")
+  py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
+      .def(py::init(&map_file), py::arg("path"))
+      .def_property_readonly("nbytes", [](const MappedFile& file) { return file.bytes().size(); })
+      .def("populate", &populate, py::arg("offset"), py::arg("nbytes"));
+
+  py::class_<Weights, std::shared_ptr<Weights>> weights(module, "Weights");
+  weights
       .def(py::init([](const ModelSpec& spec, const std::string& dtype, int threads, const SourceNames& sources) {
              return std::make_shared<Weights>(spec, weight_formats(spec, sources, dtype), threads);
            }),
@@ -127,6 +184,7 @@ void register_model(py::module_& module) {
       .def_property_readonly("bytes", &Weights::bytes)
       .def_property_readonly("spec", &Weights::spec)
       .def_property_readonly("formats", [](const Weights& weights) { return format_names(weights.formats()); });
+  register_packed_file(weights);
 }
 
 }  // namespace llmsrv::bindings

@@ -65,6 +65,15 @@ class ModelSpec:
 def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes ([out, in] for matrices, [n] for vectors) of all weights of a model, in the core's names."""
 
+class MappedFile:
+    """A read-only mapping of one whole file, kept for as long as somebody holds it. Raises OSError."""
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Brings the pages of a range into memory, without the GIL. Raises OSError, ValueError outside the file."""
+
 class Weights:
     """All weights of a model, packed for the kernels. Fill with set(); the engine refuses it while any is missing."""
 
@@ -84,6 +93,18 @@ class Weights:
         a format other than announced when the matrix is to be held as it is.
         """
     def missing(self) -> list[str]: ...
+    def packed_text(self, key: str) -> str:
+        """What decides where each byte of a packed file stands and what it means; `key`: what the weights come from."""
+    def write_packed(self, key: str, file_number: int) -> str | None:
+        """Writes all weights as they stand in memory to an open, empty file, without the GIL. What went wrong, or None.
+
+        Raises ValueError while a weight is missing.
+        """
+    def map_packed(self, key: str, file: MappedFile) -> str | None:
+        """Has all weights stand in the file, which write_packed() made for the same text. Why not, or None.
+
+        REQUIRES: no weight is set.
+        """
     @property
     def bytes(self) -> int: ...
     @property
@@ -164,6 +185,8 @@ def cpu_isas() -> list[str]:
     """Instruction sets that this machine can run, best first."""
 
 def physical_cores() -> int: ...
+def core_processors() -> list[int]:
+    """One processor of each physical core that this thread may run on."""
 
 class SamplingParams:
     """How the next token is drawn. Unset optionals are off."""
@@ -310,7 +333,10 @@ class EngineStats:
 class Engine:
     """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""
 
-    def __init__(self, weights: Weights, config: EngineConfig, *, threads: int, isa: str = "") -> None: ...
+    def __init__(
+        self, weights: Weights, config: EngineConfig, *, threads: int, isa: str = "", processors: Sequence[int] = ()
+    ) -> None:
+        """`processors`: where the threads run, one for each, the engine thread on the first; empty: anywhere."""
     def submit(self, request: Request) -> int:
         """Checks a request and puts it into the inbox, or raises StatusError now. Returns the request's key."""
     def validate(self, request: Request) -> list[tuple[str, str]]:

@@ -99,7 +99,14 @@ class EngineOptions:
         "Pack float weights while loading, in groups of 32: int8 or int4. Weights with fewer bits stay as they are.",
         None,
     )
-    threads: int | None = _option("Compute threads. Default: physical cores.", None)
+    packed_cache: str | None = _option(
+        "Folder that keeps the weights as they stand in memory, for quicker starts. Default: none are kept.", None
+    )
+    threads: int | None = _option("Compute threads. Default: physical cores that this process may use.", None)
+    reserve_cpus: int = _option("Cores that the default of threads leaves free, for a busy front end.", 0)
+    pin_threads: bool | None = _option(
+        "Keep each compute thread on a core of its own. Default: when there are as many threads as cores.", None
+    )
     max_model_len: int | None = _option(
         "Longest prompt plus output in tokens. Default, and auto: the model's own, or less if the KV cache is too "
         "small for it.",
@@ -159,6 +166,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, not {value}")
+        if self.reserve_cpus < 0:
+            raise ValueError(f"reserve_cpus: must not be negative, not {self.reserve_cpus}")
+        if self.reserve_cpus and self.threads is not None:
+            raise ValueError("reserve_cpus: cannot be combined with threads")
         for name in ("kv_cache_memory", "swap_space"):
             if not 0 <= (getattr(self, name) or 0) <= _SIZE_MAX:
                 raise ValueError(f"{name}: must be in 0..{_SIZE_MAX} bytes, not {getattr(self, name)}")
@@ -167,8 +178,9 @@ class EngineOptions:
                 raise ValueError(f"tenant_weights: needs a name and a weight above 0, not {name!r}: {weight}")
         if self.idle_timeout is not None and not 0 < self.idle_timeout < math.inf:
             raise ValueError(f"idle_timeout: must be above 0 seconds, not {self.idle_timeout}")
-        if self.trace_steps == "":
-            raise ValueError("trace_steps: must not be empty")
+        for name in ("trace_steps", "packed_cache"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name}: must not be empty")
         if self.quantization and self.dtype == "float32":
             raise ValueError("quantization: cannot be combined with dtype float32")
 

@@ -27,6 +27,7 @@ from llmsrv.memory import (
     resident_bytes,
 )
 from llmsrv.params import SamplingParams
+from llmsrv.team import choose_team
 
 if TYPE_CHECKING:
     from llmsrv import _core
@@ -212,7 +213,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     `report` takes one line at a time; without it nothing is printed, a progress bar neither.
     """
     from llmsrv import _core
-    from llmsrv.weights.load import load_weights
+    from llmsrv.weights.load import PackedCache, load_weights
 
     tell = report or _silent
     clock = _Clock(tell)
@@ -223,16 +224,19 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         text = pool.submit(_load_text, files)
         config, plan = _plan(files, options, tell)
         check_plan(files, plan, config, available_bytes())
-        threads = config.threads or 1
+        team = choose_team(options)
+        cache = PackedCache(config.packed_cache, files, tell) if config.packed_cache else None
         with _weights_progress(report) as progress:
-            weights = load_weights(files, dtype=config.weights_dtype, threads=threads, progress=progress)
-        clock.lap("loaded the weights")
+            weights = load_weights(
+                files, dtype=config.weights_dtype, threads=team.threads, progress=progress, cache=cache
+            )
+        clock.lap(f"mapped the weights from {cache.path}" if cache and cache.was_used else "loaded the weights")
         tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
     own_config = core_config(config, eos_token_ids)
-    core = _core.Engine(weights, own_config, threads=threads)
-    clock.lap(f"started the engine on {core.device} with {threads} threads")
+    core = _core.Engine(weights, own_config, threads=team.threads, processors=team.processors)
+    clock.lap(f"started the engine on {core.device}, {team.placement},")
     return LoadedModel(
         name=name or _default_name(options.model, files.path),
         architecture=files.architecture,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llmsrv.config import EngineOptions
+from llmsrv.team import choose_team
 
 if TYPE_CHECKING:
     from llmsrv import _core
@@ -71,9 +72,7 @@ def fit(model: PlannedModel, options: EngineOptions, report: Callable[[str], Non
     where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
     figures.
     """
-    from llmsrv import _core
-
-    options = replace(options, threads=options.threads or _core.physical_cores())
+    options = replace(options, threads=choose_team(options).threads, reserve_cpus=0)
     own, block_size = model.spec.max_position, options.block_size
     # Any budget that holds one block does: the size of a block depends on the model and the type alone.
     block_bytes = plan_memory(model, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes

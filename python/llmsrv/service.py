@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PUMP_WAIT_MS = 100  # how long the pump waits at most before it looks whether it should end
+PUMP_WAIT_MS = 10_000  # at most; the end of the engine ends the wait at once
 TEXT_WORKERS = 2
 STALL_S = 60.0  # work that waits for longer than this without a step is a stall
 ABORTED_READ_S = 2.0  # what readers get to read the last message of a request that a drain aborted

@@ -183,9 +183,16 @@ def test_models_and_server_info(daemon):
 def test_memory_is_the_printed_plan(daemon):
     daemon.inference.Generate(request("word " * 900, max_tokens=20))
     planned = float(daemon.wait_for(r"^\s+total\s+([\d.]+) MiB")[1])
-    with open(f"/proc/{daemon.process.pid}/status") as status:
-        held = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
-    assert abs(held - planned) <= 0.1 * planned, f"planned {planned} MiB, held {held:.1f} MiB"
+
+    def held():
+        with open(f"/proc/{daemon.process.pid}/status") as status:
+            return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+
+    end = time.monotonic() + 60
+    while held() < 0.9 * planned:  # the KV memory comes in the background
+        assert time.monotonic() < end, f"planned {planned} MiB, held {held():.1f} MiB"
+        time.sleep(0.05)
+    assert held() <= 1.1 * planned, f"planned {planned} MiB, held {held():.1f} MiB"
 
 
 def test_importing_the_package_is_quick():

@@ -28,9 +28,9 @@ def resident_bytes(daemon):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def planned_bytes(daemon):
-    """KV cache and swap pool, as the plan at start says."""
-    return sum(float(daemon.wait_for(rf"^  {name} +([\d.]+) MiB")[1]) * MIB for name in ("KV cache", "swap"))
+def planned_bytes(daemon, *names):
+    """KV cache and swap pool, or other rows of the plan that is printed at start."""
+    return sum(float(daemon.wait_for(rf"^  {name} +([\d.]+) MiB")[1]) * MIB for name in names or ("KV cache", "swap"))
 
 
 @contextmanager
@@ -51,6 +51,14 @@ def wait_until_given_back(daemon, bytes_max):
         time.sleep(0.05)
 
 
+def wait_until_there(daemon, bytes_min):
+    """It comes in the background, while requests run."""
+    end = time.monotonic() + 60
+    while resident_bytes(daemon) < bytes_min:
+        assert time.monotonic() < end, f"only {resident_bytes(daemon) / MIB:.0f} MiB are there"
+        time.sleep(0.05)
+
+
 def test_the_memory_goes_and_comes_again_and_nothing_else_changes(idle_daemon):
     planned = planned_bytes(idle_daemon)
     assert planned == pytest.approx(256 * MIB, rel=0.01)
@@ -58,6 +66,7 @@ def test_the_memory_goes_and_comes_again_and_nothing_else_changes(idle_daemon):
     for _ in range(3):
         first = idle_daemon.inference.Generate(asked)
         with busy(idle_daemon):
+            wait_until_there(idle_daemon, 0.9 * planned_bytes(idle_daemon, "total"))
             before = resident_bytes(idle_daemon)
         wait_until_given_back(idle_daemon, before - 0.9 * planned)
         resting = idle_daemon.stats()
@@ -69,7 +78,7 @@ def test_the_memory_goes_and_comes_again_and_nothing_else_changes(idle_daemon):
         assert again.usage.cached_prompt_tokens == 0
         assert idle_daemon.stats().prefix_cache_hits == resting.prefix_cache_hits
         with busy(idle_daemon):
-            assert resident_bytes(idle_daemon) >= before - 0.1 * planned
+            wait_until_there(idle_daemon, before - 0.1 * planned)
             # What was computed since is found, and is what it was.
             for _ in range(2):
                 cached = idle_daemon.inference.Generate(asked)
@@ -81,5 +90,7 @@ def test_a_request_in_flight_keeps_the_memory(idle_daemon):
     """Much longer than the timeout: it counts only time without requests."""
     limit = Duration(seconds=3)
     call = stream(idle_daemon, request(max_tokens=1000, stopping={"time_limit": limit}))
+    next(call)
+    wait_until_there(idle_daemon, 0.9 * planned_bytes(idle_daemon, "total"))
     sizes = [resident_bytes(idle_daemon) for _ in call]
     assert min(sizes[1:]) >= max(sizes) - 0.1 * planned_bytes(idle_daemon)

@@ -14,15 +14,17 @@ from closeness import assert_same_bits
 from llmsrv import _testing
 
 
-def test_physical_cores():
-    assert 1 <= _testing.physical_core_count() <= len(os.sched_getaffinity(0))
+def test_one_processor_of_each_core():
+    found = _testing.core_processors()
+    assert found == sorted(set(found))
+    assert set(found) <= os.sched_getaffinity(0)
 
 
-def test_physical_cores_follow_the_affinity():
+def test_cores_follow_the_affinity():
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
+    os.sched_setaffinity(0, {max(allowed)})
     try:
-        assert _testing.physical_core_count() == 1
+        assert _testing.core_processors() == [max(allowed)]
     finally:
         os.sched_setaffinity(0, allowed)
 

@@ -25,6 +25,7 @@ from llmsrv.config import (
     parse_swap_space,
     parse_tenant_weight,
 )
+from llmsrv.flags import parse_flags
 from llmsrv.memory import CORE_FIELDS, DEFAULT_KV_CACHE_BYTES
 
 # Left open here until the model is known (llmsrv.memory.fit); required or fixed in the core.
@@ -60,6 +61,10 @@ def daemon_app(seen):
     return app
 
 
+def parse_daemon_flags(arguments):
+    return parse_flags(ServeConfig, prog="llmsrv-grpc", description="Serves.", arguments=arguments)
+
+
 def test_every_field_is_a_flag_and_there_is_no_other():
     seen = {}
     assert CliRunner().invoke(daemon_app(seen), ["--model", "m"]).exit_code == 0
@@ -82,12 +87,19 @@ def test_every_field_is_a_flag_and_there_is_no_other():
         ("--tenant-weight a=2 --tenant-weight b=c=0.5", {"tenant_weights": {"a": 2.0, "b=c": 0.5}}),
         ("--idle-timeout 10m", {"idle_timeout": 600.0}),
         ("--trace-steps steps.jsonl", {"trace_steps": "steps.jsonl"}),
+        ("--packed-cache folder", {"packed_cache": "folder"}),
+        ("--reserve-cpus 1", {"reserve_cpus": 1}),
+        ("--pin-threads", {"pin_threads": True}),
+        ("--no-pin-threads", {"pin_threads": False}),
+        ("--no-prefix-cache", {"prefix_cache": False}),
     ],
 )
 def test_flags_are_parsed(flags, expected):
+    arguments = ["--model", "m", *flags.split()]
     seen = {}
-    assert CliRunner().invoke(daemon_app(seen), ["--model", "m", *flags.split()]).exit_code == 0
+    assert CliRunner().invoke(daemon_app(seen), arguments).exit_code == 0
     assert from_flags(ServeConfig, seen) == ServeConfig(model="m", **expected)
+    assert parse_daemon_flags(arguments) == ServeConfig(model="m", **expected)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +119,34 @@ def test_flags_are_parsed(flags, expected):
         "--model m --tenant-weight alice=much",
     ],
 )
-def test_wrong_flags_are_errors(flags):
+def test_wrong_flags_are_errors(flags, capsys):
     assert CliRunner().invoke(daemon_app({}), flags.split()).exit_code == 2
+    with pytest.raises(SystemExit) as ended:
+        parse_daemon_flags(flags.split())
+    assert ended.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: llmsrv-grpc --model MODEL [options]"
+    assert error.startswith("llmsrv-grpc: error: ")
+
+
+def test_the_daemons_flags_are_all_explained(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_daemon_flags(["--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for each in fields(ServeConfig):
+        assert each.metadata["repeated"] or f"--{each.name.replace('_', '-')}" in shown
+        assert each.metadata["help"] in shown
+    assert "Default: 50051." in shown
+
+
+def test_an_impossible_option_is_an_error_of_the_flags(capsys):
+    with pytest.raises(SystemExit):
+        parse_daemon_flags(["--model", "m", "--port", "-1"])
+    assert capsys.readouterr().err.endswith("llmsrv-grpc: error: port: must be in 0..65535, not -1\n")
+    with pytest.raises(SystemExit):
+        parse_daemon_flags(["--model", "m", "--port", "http"])
+    assert capsys.readouterr().err.endswith("error: argument --port: 'http' is not a whole number\n")
 
 
 def test_a_tenant_that_is_given_twice_is_an_error():

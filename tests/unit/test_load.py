@@ -217,14 +217,15 @@ def test_progress_is_a_bar_on_a_terminal():
 
 MEMORY_SCRIPT = """
 import sys
-from llmsrv.weights.load import inspect_model, load_weights
+from llmsrv.weights.load import PackedCache, inspect_model, load_weights
 def resident(kind):
     for line in open("/proc/self/status"):
         if line.startswith(kind + ":"):
             return int(line.split()[1]) * 1024
 files = inspect_model(sys.argv[1])
+cache = PackedCache(sys.argv[3], files, lambda line: None) if len(sys.argv) > 3 else None
 before = resident("VmRSS"), resident("RssFile")
-weights = load_weights(files, dtype=sys.argv[2], threads=2)
+weights = load_weights(files, dtype=sys.argv[2], threads=2, cache=cache)
 print(weights.bytes, resident("VmHWM") - before[0], resident("RssFile") - before[1])
 """
 
@@ -232,9 +233,22 @@ print(weights.bytes, resident("VmHWM") - before[0], resident("RssFile") - before
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_loading_needs_no_second_copy(smollm2_path, dtype):
     """At its highest, memory is the packed weights and a few tensors; the file's pages do not stay."""
-    result = subprocess.run(
-        [sys.executable, "-c", MEMORY_SCRIPT, str(smollm2_path), dtype], capture_output=True, text=True, check=True
-    )
-    weights, peak, file_pages = map(int, result.stdout.split())
+    weights, peak, file_pages = memory_of_loading(smollm2_path, dtype)
     assert peak < weights + 48e6
     assert file_pages < 8e6
+
+
+def memory_of_loading(*arguments):
+    command = [sys.executable, "-c", MEMORY_SCRIPT, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return map(int, result.stdout.split())
+
+
+def test_the_packed_cache_needs_no_second_copy(smollm2_path, tmp_path):
+    """Neither when it is written nor when it is mapped, where the file's pages are the weights."""
+    weights, peak, file_pages = memory_of_loading(smollm2_path, "auto", tmp_path)
+    assert peak < weights + 48e6
+    assert file_pages < 8e6
+    weights, peak, file_pages = memory_of_loading(smollm2_path, "auto", tmp_path)
+    assert peak < weights + 16e6
+    assert 0.9 * weights < file_pages < weights + 8e6

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <span>
 
+#include "cpp/base/prefault.h"
 #include "cpp/engine/backends.h"
 #include "cpp/model/decoder.h"
 #include "cpp/model/rope.h"
@@ -28,7 +30,7 @@ class LoneSequence {
       : pool_(threads),
         backend_(make_backend(pool_, isa)),
         table_(static_cast<std::size_t>((context_len + kBlockSize - 1) / kBlockSize)),
-        cache_(cache_shape(weights.spec(), kv_dtype), pool_),
+        cache_(cache_shape(weights.spec(), kv_dtype)),
         decoder_(weights, *backend_, cache_, {chunk, 1, chunk, context_len}) {
     std::iota(table_.rbegin(), table_.rend(), 0);
   }
@@ -70,12 +72,19 @@ class LoneSequence {
   int length_ = 0;
 };
 
-// The memory of a whole cache, with threads of its own.
+// The memory of a whole cache, as an engine takes it.
 struct CacheMemory {
-  CacheMemory(int layers, int blocks, std::size_t layer_block_bytes, int threads)
-      : pool(threads), cache({layers, blocks, kBlockSize, DType::kBf16, layer_block_bytes}, pool) {}
-  ThreadPool pool;
+  CacheMemory(int layers, int blocks, std::size_t layer_block_bytes)
+      : cache({layers, blocks, kBlockSize, DType::kBf16, layer_block_bytes}) {
+    take();
+  }
+  void take() { prefault.emplace(std::vector{cache.memory()}); }
+  void give_back() {
+    prefault.reset();
+    cache.give_back();
+  }
   KvCache cache;
+  std::optional<Prefault> prefault;
 };
 
 // One layer's memory, [blocks, bytes of a block]. It is the cache itself, not a copy.
@@ -87,12 +96,12 @@ py::array_t<std::uint8_t> layer_bytes(const py::object& self, int index) {
 
 void register_cache_memory(py::module_& module) {
   py::class_<CacheMemory>(module, "CacheMemory")
-      .def(py::init<int, int, std::size_t, int>(), py::kw_only(), py::arg("layers"), py::arg("blocks"),
-           py::arg("layer_block_bytes"), py::arg("threads") = 2)
+      .def(py::init<int, int, std::size_t>(), py::kw_only(), py::arg("layers"), py::arg("blocks"),
+           py::arg("layer_block_bytes"))
       .def_property_readonly("layer_count", [](const CacheMemory& memory) { return memory.cache.layers().size(); })
       .def("layer", &layer_bytes, py::arg("index"))
-      .def("give_back", [](CacheMemory& memory) { memory.cache.give_back(); })
-      .def("take", [](CacheMemory& memory) { memory.cache.take(memory.pool); });
+      .def("give_back", &CacheMemory::give_back)
+      .def("take", &CacheMemory::take);
 }
 
 // [tokens, vocab]

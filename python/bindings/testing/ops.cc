@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "cpp/base/processors.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/quant/matrix_stack.h"
 #include "python/bindings/testing/test_backend.h"
@@ -144,7 +145,7 @@ void register_cache(py::module_& m) {
 void register_ops(py::module_& m) {
   m.def("available_cpu_isas", &available_cpu_isas);
   m.def("cpu_isa_from_environment", &cpu_isa_from_environment);
-  m.def("physical_core_count", &physical_core_count);
+  m.def("core_processors", &core_processors);
   m.def("allocation_count", &allocation_count);
 
   py::class_<HeadShape>(m, "HeadShape")

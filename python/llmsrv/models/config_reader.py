@@ -136,12 +136,18 @@ class ConfigReader:
                 "Remove those that do not"
             )
 
-    def leftover(self, harmless: Collection[str], harmless_prefixes: tuple[str, ...]) -> list[str]:
-        """`key = value` of all keys that were not read, but for the harmless ones. null and false switch a key off."""
+    def leftover(
+        self, harmless: Collection[str] = (), harmless_prefixes: tuple[str, ...] = (), *, within: str = ""
+    ) -> list[str]:
+        """`key = value` of all keys that begin with `within` and were not read, but for the harmless ones.
+
+        null and false switch a key off.
+        """
         return [
             f"{key} = {_short(value)}"
             for key, value in sorted(self._values.items())
-            if key not in self._read
+            if key.startswith(within)
+            and key not in self._read
             and key not in harmless
             and not key.startswith(harmless_prefixes)
             and value is not None

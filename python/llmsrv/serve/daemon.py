@@ -5,6 +5,7 @@ NOT_SERVING while loading                  NOT_SERVING; what runs gets --drain-t
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from llmsrv.config import ServeConfig, flags_of, from_flags
+from llmsrv.config import ServeConfig
+from llmsrv.flags import parse_flags
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
@@ -22,24 +24,14 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of `llmsrv-grpc`."""
-    import typer
-
-    def serve(**options: object) -> None:
-        """Serve a language model over gRPC, and with --http-port over HTTP, too.
-
-        gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics. Ctrl-C or
-        SIGTERM finishes what runs, then exits.
-        """
-        try:
-            config = from_flags(ServeConfig, options)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-        raise typer.Exit(run(config))
-
-    serve.__signature__ = flags_of(ServeConfig)  # type: ignore[attr-defined]
-    app = typer.Typer(add_completion=False)
-    app.command()(serve)
-    app(prog_name="llmsrv-grpc")
+    config = parse_flags(
+        ServeConfig,
+        prog="llmsrv-grpc",
+        description="Serve a language model over gRPC, and with --http-port over HTTP, too.\n\n"
+        "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
+        "Ctrl-C or SIGTERM finishes what runs, then exits.",
+    )
+    sys.exit(run(config))
 
 
 def run(config: ServeConfig) -> int:
@@ -49,6 +41,7 @@ def run(config: ServeConfig) -> int:
     import uvloop
 
     _return_large_blocks()
+    gc.disable()  # until the model is loaded: a vocabulary is some 100,000 small objects, none of them garbage
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     return uvloop.run(_serve(config))
 
@@ -118,6 +111,8 @@ class Daemon:
         name = self._config.served_model_name
         model = await asyncio.to_thread(load_engine, self._config, report=report, name=name)
         self._service = GenerationService(model)
+        gc.freeze()  # what was loaded stays: no later collection needs to look at it
+        gc.enable()
         if self._server is not None:
             await self._server.serve(self._service)
         if self._http is not None:

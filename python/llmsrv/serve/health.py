@@ -15,7 +15,7 @@ from llmsrv.service import State
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.2
+POLL_S = 0.5
 SERVICES = ("", "llmsrv.v1.InferenceService", "llmsrv.v1.ModelService", "llmsrv.v1.AdminService")
 
 

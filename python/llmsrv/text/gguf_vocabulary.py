@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import cast
 
@@ -41,7 +42,14 @@ class _Table:
     eos_ids: tuple[int, ...]
 
     def ids_of(self, kind: int) -> list[int]:
-        return [i for i, kind_of_piece in enumerate(self.types) if kind_of_piece == kind]
+        return self._ids_by_kind.get(kind, [])
+
+    @cached_property
+    def _ids_by_kind(self) -> dict[float, list[int]]:
+        ids: dict[float, list[int]] = {}
+        for i, kind in enumerate(self.types):
+            ids.setdefault(kind, []).append(i)
+        return ids
 
 
 def parts_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
@@ -108,12 +116,7 @@ def _byte_level(metadata: Mapping[str, object], table: _Table) -> tuple[tokenize
     if spec is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ValueError(f"tokenizer.ggml.pre: pre-tokenizer {name!r} is not known (known: {known})")
-    merges = []
-    for i, line in enumerate(_strings(metadata, "tokenizer.ggml.merges")):
-        left, space, right = line.partition(" ")
-        if not (left and space and right) or " " in right:
-            raise ValueError(f"tokenizer.ggml.merges[{i}]: {line!r} is not two pieces with one space between them")
-        merges.append((left, right))
+    merges = _merges(_strings(metadata, "tokenizer.ggml.merges"))
     with library_errors("tokenizer.ggml.merges"):
         backend = tokenizers.Tokenizer(models.BPE(_first_ids(table.pieces), merges, ignore_merges=spec.ignore_merges))
     normalizer = spec.normalizer()
@@ -121,6 +124,14 @@ def _byte_level(metadata: Mapping[str, object], table: _Table) -> tuple[tokenize
         backend.normalizer = normalizer
     backend.pre_tokenizer = spec.pre_tokenizer(_flag(metadata, "tokenizer.ggml.add_space_prefix", False))
     return backend, spec.adds_bos, False
+
+
+def _merges(lines: list[str]) -> list[tuple[str, str]]:
+    merges = [tuple(line.split(" ")) for line in lines]
+    if any(len(merge) != 2 for merge in merges) or not all(map(all, merges)):
+        i = next(i for i, merge in enumerate(merges) if len(merge) != 2 or not all(merge))
+        raise ValueError(f"tokenizer.ggml.merges[{i}]: {lines[i]!r} is not two pieces with one space between them")
+    return cast("list[tuple[str, str]]", merges)
 
 
 def _sentence_piece(metadata: Mapping[str, object], table: _Table) -> tuple[tokenizers.Tokenizer, bool, bool]:
@@ -162,7 +173,8 @@ def _is_space_run(piece: str) -> bool:
 
 def _first_ids(pieces: list[str]) -> dict[str, int]:
     """The first id of each piece: files pad their tables, and a padding piece may occur more than once."""
-    return {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+    ids = dict(zip(pieces, range(len(pieces)), strict=True))
+    return ids if len(ids) == len(pieces) else {piece: i for i, piece in reversed(list(enumerate(pieces)))}
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, table: _Table) -> None:

@@ -164,7 +164,7 @@ def _fetch(name: str, demo: DemoModel, target: Path, progress: ProgressCallback)
             part = Path(scratch) / demo.file_name
             try:
                 attempt(demo, part, progress)
-                found = _sha256(part)
+                found = file_sha256(part)
                 if found != demo.sha256:
                     raise FetchError(f"what it served has the SHA-256 {found} instead of {demo.sha256}")
             except FetchError as error:
@@ -328,7 +328,8 @@ def _hub_errors(repo: str) -> Iterator[None]:
         ) from error
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Of a whole file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -362,7 +363,7 @@ def _is_verified(target: Path, demo: DemoModel) -> bool:
 
 def _verify_existing(target: Path, demo: DemoModel) -> bool:
     """Hashes a file that has no stamp; a wrong one is left to be replaced."""
-    if not target.exists() or target.stat().st_size != demo.nbytes or _sha256(target) != demo.sha256:
+    if not target.exists() or target.stat().st_size != demo.nbytes or file_sha256(target) != demo.sha256:
         return False
     _write_stamp(target, demo)
     return True

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from llmsrv._core import Weights
 from llmsrv.weights.mapped_file import StoredTensor, TensorReader
 from llmsrv.weights.model_files import GenerationDefaults, ModelFiles, inspect_model
+from llmsrv.weights.packed_cache import PackedCache
 from llmsrv.weights.progress import ProgressCallback, no_progress, show_progress
 
 __all__ = [
     "GenerationDefaults",
     "ModelFiles",
+    "PackedCache",
     "inspect_model",
     "load_weights",
     "show_progress",
@@ -25,12 +27,29 @@ __all__ = [
 _COMPARED_BYTES = 16 << 20
 
 
-def load_weights(files: ModelFiles, *, dtype: str, threads: int, progress: ProgressCallback = no_progress) -> Weights:
-    """Reads all weights. `dtype` of the matrices: auto (as the files have them), bfloat16, float32, int8 or int4.
+def load_weights(
+    files: ModelFiles,
+    *,
+    dtype: str,
+    threads: int,
+    progress: ProgressCallback = no_progress,
+    cache: PackedCache | None = None,
+) -> Weights:
+    """All weights. `dtype` of the matrices: auto (as the files have them), bfloat16, float32, int8 or int4.
 
-    Raises ValueError for another dtype, and when the files have changed since they were inspected.
+    They are taken from `cache`, or read from the files and left there for the next time. Raises ValueError for another
+    dtype, and when the files have changed since they were inspected.
     """
     weights = Weights(files.spec, dtype=dtype, threads=threads, sources=files.weight_sources)
+    if cache is not None and cache.map(weights, progress):
+        return weights
+    _read_weights(weights, files, progress)
+    if cache is not None:
+        cache.write(weights)
+    return weights
+
+
+def _read_weights(weights: Weights, files: ModelFiles, progress: ProgressCallback) -> None:
     jobs = [(weight, source, files.tensors[source.tensor]) for weight, source in files.blueprint.sources.items()]
     jobs.sort(key=lambda job: (job[2].path, job[2].offset))
     total = sum(tensor.nbytes for _, _, tensor in jobs)
@@ -47,7 +66,6 @@ def load_weights(files: ModelFiles, *, dtype: str, threads: int, progress: Progr
             reader.drop_pages(tensor)
             done += tensor.nbytes
             progress(done, total)
-    return weights
 
 
 def _gather_rows(data: memoryview, rows: NDArray[np.int64]) -> memoryview:

@@ -243,7 +243,7 @@ def _gguf_generation_defaults(metadata: ConfigReader) -> GenerationDefaults:
         top_k=metadata.optional_integer(prefix + "top_k", low=0),
         min_p=metadata.optional_number(prefix + "min_p", low=0.0, high=1.0),
         repetition_penalty=metadata.optional_number(prefix + "penalty_repeat", low=1e-3, high=1e3),
-        not_applied=tuple(item for item in metadata.leftover((), ()) if item.startswith(prefix)),
+        not_applied=tuple(metadata.leftover(within=prefix)),
     )
 
 
