@@ -504,6 +504,7 @@ struct Context {
   AttentionItem item;
   int block_shift;       // log2 of the block size
   ptrdiff_t keys_bytes;  // of one head in a block; its values take as many
+  int item_begin;        // position of the first segment
   int base;              // position of scores[q][0]
   int end;               // of the positions that any query sees
   int half_stride;       // as in Partials
@@ -517,10 +518,13 @@ struct Context {
            static_cast<size_t>(item.kv_head) * task.head_bytes;
   }
   // What is read some time after the values at offset `value_at` in an earlier block: the values that stand there in
-  // the block of `position`, or its keys where the next segment has begun.
+  // the block of `position`; its keys where the next segment has begun; where the sequence has ended, the first keys of
+  // the next kv head (behind the last one, some address that nobody reads).
   const uint8_t* after_values(int position, ptrdiff_t value_at) const {
     if (position < end) return block(position) + value_at;
-    return block(min_of(position, item.context_len - 1)) + value_at - keys_bytes;
+    if (position < item.context_len) return block(position) + value_at - keys_bytes;
+    const int known = min_of(item_begin + position - item.context_len, item.context_len - 1);
+    return block(known) + task.head_bytes + value_at - keys_bytes;
   }
   float* query_scores(int q) const { return scores + q * kSegment; }
   float* query_sums(int q) const { return sums + static_cast<ptrdiff_t>(q) * 2 * half_stride; }
@@ -773,9 +777,19 @@ void attend(const Context& context, float* maxima, float* sums, int stride) {
 template <typename Values>
 void attention_segment(const AttentionTask& task, const AttentionItem& item, int segment, const Partials& partials) {
   alignas(64) float scores[kQueryTile * kSegment];
-  const ptrdiff_t keys_bytes = static_cast<ptrdiff_t>(task.block_size) * task.head_dim * Values::kBytes;
-  const int block_shift = __builtin_ctz(static_cast<unsigned>(task.block_size));
-  Context context{task, item, block_shift, keys_bytes, 0, 0, partials.half_stride, scores, nullptr, {}};
+  Context context{
+      .task = task,
+      .item = item,
+      .block_shift = __builtin_ctz(static_cast<unsigned>(task.block_size)),
+      .keys_bytes = static_cast<ptrdiff_t>(task.block_size) * task.head_dim * Values::kBytes,
+      .item_begin = partials.first_segment * kSegment,
+      .base = 0,
+      .end = 0,
+      .half_stride = partials.half_stride,
+      .scores = scores,
+      .sums = nullptr,
+      .seen = {},
+  };
   int first = 0;  // both ends of what queries see ascend: those that see some of this segment are neighbours
   int count = 0;
   for (int q = 0; q < item.query_count; ++q) {
