@@ -471,10 +471,14 @@ def test_idle_engine_uses_no_processor(weights):
     with engine(weights) as running:
         run(running, [request("a", prompt(1, 5), stopping={"max_tokens": 2})])
         settled(running)
-        time.sleep(0.1)
-        before = time.process_time()
-        time.sleep(1.0)
-        assert time.process_time() - before < 0.05
+
+        def used_s():
+            before = time.process_time()
+            time.sleep(0.5)
+            return time.process_time() - before
+
+        # The least of some windows: what the interpreter does now and then is not the engine's.
+        assert min(used_s() for _ in range(4)) < 0.02
 
 
 def cached_tokens(running, made):
