@@ -145,6 +145,7 @@ void Engine::run() {
     inbox_.close(Status(StatusCode::kUnavailable, std::string("the engine failed: ") + error.what()));
     end_everything(Status(StatusCode::kInternal, std::string("the engine failed: ") + error.what()));
   }
+  memory_.stop();
 }
 
 void Engine::step() {

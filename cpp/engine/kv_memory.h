@@ -37,6 +37,8 @@ class KvMemory {
   // comes is taken by the one who touches it.
   // REQUIRES: they are not here
   void take();
+  // Takes no more of them: nobody will need any.
+  void stop() { prefault_.reset(); }
 
  private:
   void swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
