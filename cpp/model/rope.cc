@@ -15,13 +15,26 @@ double llama3_scaled(double frequency, const RopeScaling& scaling) {
   return (1.0 - blend) * frequency / scaling.factor + blend * frequency;
 }
 
+bool has_rope_of_window(const ModelSpec& spec, int layer) { return spec.window_rope_theta && spec.is_windowed(layer); }
+
+// One layer of each kind of RoPE that the model has.
+std::vector<int> kinds_of_rope(const ModelSpec& spec) {
+  std::vector<int> layers = {0};
+  for (int layer = 1; layer < spec.num_layers && layers.size() == 1; ++layer) {
+    if (has_rope_of_window(spec, layer) != has_rope_of_window(spec, 0)) layers.push_back(layer);
+  }
+  return layers;
+}
+
 }  // namespace
 
-std::vector<double> rope_frequencies(const ModelSpec& spec) {
+std::vector<double> rope_frequencies(const ModelSpec& spec, int layer) {
+  const bool is_apart = has_rope_of_window(spec, layer);
+  const double theta = is_apart ? *spec.window_rope_theta : spec.rope_theta;
   std::vector<double> frequencies(static_cast<std::size_t>(spec.head_dim / 2));
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
-    const double frequency = std::pow(spec.rope_theta, -2.0 * static_cast<double>(i) / spec.head_dim);
-    if (!spec.rope_scaling) {
+    const double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / spec.head_dim);
+    if (is_apart || !spec.rope_scaling) {
       frequencies[i] = frequency;
     } else if (spec.rope_scaling->kind == RopeScalingKind::kLinear) {
       frequencies[i] = frequency / spec.rope_scaling->factor;
@@ -32,21 +45,34 @@ std::vector<double> rope_frequencies(const ModelSpec& spec) {
   return frequencies;
 }
 
-RopeTables::RopeTables(const ModelSpec& spec, int positions) : positions_(positions) {
-  const std::vector<double> frequencies = rope_frequencies(spec);
-  const std::size_t count = static_cast<std::size_t>(positions) * frequencies.size();
-  cos_.reserve(count);
-  sin_.reserve(count);
-  for (int position = 0; position < positions; ++position) {
-    for (const double frequency : frequencies) {
-      cos_.push_back(static_cast<float>(std::cos(position * frequency)));
-      sin_.push_back(static_cast<float>(std::sin(position * frequency)));
+RopeTables::RopeTables(const ModelSpec& spec, int positions)
+    : positions_(positions),
+      table_values_(static_cast<std::size_t>(positions) * static_cast<std::size_t>(spec.head_dim / 2)) {
+  const std::vector<int> kinds = kinds_of_rope(spec);
+  cos_.reserve(kinds.size() * table_values_);
+  sin_.reserve(kinds.size() * table_values_);
+  for (const int layer : kinds) {
+    const std::vector<double> frequencies = rope_frequencies(spec, layer);
+    for (int position = 0; position < positions; ++position) {
+      for (const double frequency : frequencies) {
+        cos_.push_back(static_cast<float>(std::cos(position * frequency)));
+        sin_.push_back(static_cast<float>(std::sin(position * frequency)));
+      }
     }
+  }
+  for (int layer = 0; layer < spec.num_layers; ++layer) {
+    table_of_layer_.push_back(has_rope_of_window(spec, layer) == has_rope_of_window(spec, 0) ? 0 : 1);
   }
 }
 
+RopeTable RopeTables::layer(int index) const {
+  const std::size_t first = static_cast<std::size_t>(table_of_layer_[static_cast<std::size_t>(index)]) * table_values_;
+  return {cos_.data() + first, sin_.data() + first, positions_};
+}
+
 std::size_t RopeTables::bytes(const ModelSpec& spec, int positions) {
-  return static_cast<std::size_t>(positions) * static_cast<std::size_t>(spec.head_dim) * sizeof(float);
+  return kinds_of_rope(spec).size() * static_cast<std::size_t>(positions) * static_cast<std::size_t>(spec.head_dim) *
+         sizeof(float);
 }
 
 }  // namespace llmsrv
