@@ -66,8 +66,8 @@ struct RmsNorm {  // x[i] = in[i] * weight[i] / sqrt(mean_j(in[j]^2) + eps)
   std::span<const float> weight;
   float eps;
 };
-// silu(a) = a / (1 + exp(-a));  gelu_tanh(a) = a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u)), u = sqrt(2 / pi) (a +
-// 0.044715 a^3)
+// silu(a) = a / (1 + exp(-a))
+// gelu_tanh(a) = a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u)), u = sqrt(2 / pi) (a + 0.044715 a^3)
 enum class GateKind { kSilu, kGeluTanh };
 struct GatedMul {  // x[i] = gate(in[i]) * in[K + i]; in: [2 K]
   GateKind kind = GateKind::kSilu;

@@ -260,10 +260,7 @@ REFUSED = {
     "qwen2 layer types": (QWEN2 | {"layer_types": ["full_attention"]}, "for each layer"),
     "qwen2 contradiction": (QWEN2 | {"layer_types": ["sliding_attention"] * 2}, "use_sliding_window switches off"),
     "gemma3 activation": (GEMMA3 | {"hidden_activation": "gelu"}, "only gelu_pytorch_tanh is supported"),
-    "gemma3 older activation key": (
-        without(GEMMA3, "hidden_activation") | {"hidden_act": "silu"},
-        "hidden_act = 'silu': only gelu_pytorch_tanh is supported",
-    ),
+    "gemma3 other activation key": (GEMMA3 | {"hidden_act": "silu"}, "hidden_act = 'silu': only gelu_pytorch_tanh"),
     "gemma3 bias": (GEMMA3 | {"attention_bias": True}, "biases of the attention layers are not supported"),
     "gemma3 soft cap of scores": (GEMMA3 | {"attn_logit_softcapping": 50.0}, "soft caps are not supported"),
     "gemma3 soft cap of logits": (GEMMA3 | {"final_logit_softcapping": 30.0}, "soft caps are not supported"),

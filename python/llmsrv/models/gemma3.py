@@ -57,8 +57,8 @@ _NO_SOFT_CAP = "soft caps are not supported"
 
 def blueprint_from_config(config: ConfigReader, tensors: Mapping[str, StoredTensor]) -> Blueprint:
     """Gemma3ForCausalLM."""
-    activation_key = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
-    config.require(activation_key, "gelu_pytorch_tanh", "only gelu_pytorch_tanh is supported")
+    for key in ("hidden_activation", "hidden_act"):
+        config.require(key, "gelu_pytorch_tanh", "only gelu_pytorch_tanh is supported")
     config.require("quantization_config", None, "quantized safetensors are not supported; use a GGUF file")
     config.require("attention_bias", False, "biases of the attention layers are not supported")
     config.require("use_bidirectional_attention", False, "only causal attention is supported")
