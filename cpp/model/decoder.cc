@@ -12,17 +12,12 @@ namespace {
 using enum Backend::Accumulate;
 
 struct ActivationCols {
-  int hidden, qkv, query, branch, gate_up, intermediate, vocab;
+  int hidden, qkv, query, gate_up, intermediate, vocab;
 };
 
 ActivationCols activation_cols(const ModelSpec& spec) {
-  return {spec.hidden_size,
-          spec.heads().qkv_cols(),
-          spec.heads().query_cols(),
-          spec.post_norms ? spec.hidden_size : 0,
-          2 * spec.intermediate_size,
-          spec.intermediate_size,
-          spec.vocab_size};
+  return {spec.hidden_size,           spec.heads().qkv_cols(), spec.heads().query_cols(),
+          2 * spec.intermediate_size, spec.intermediate_size,  spec.vocab_size};
 }
 
 // Rows are whole cache lines, so that two threads never write one line, and an odd number of them: with a power of two
@@ -53,7 +48,7 @@ Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache,
   hidden_ = place(limits_.tokens, cols.hidden);
   qkv_ = place(limits_.tokens, cols.qkv);
   attended_ = place(limits_.tokens, cols.query);
-  branch_ = place(limits_.tokens, cols.branch);
+  if (spec_.post_norms) branch_ = place(limits_.tokens, cols.hidden);
   gate_up_ = place(limits_.tokens, cols.gate_up);
   picked_ = place(limits_.logits_rows, cols.hidden);
   logits_ = place(limits_.logits_rows, cols.vocab);
@@ -126,9 +121,10 @@ StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limi
 std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits) {
   const ActivationCols cols = activation_cols(spec);
   std::size_t bytes = RopeTables::bytes(spec, limits.context_len);
-  for (const int width : {cols.hidden, cols.qkv, cols.query, cols.branch, cols.gate_up}) {
+  for (const int width : {cols.hidden, cols.qkv, cols.query, cols.gate_up}) {
     bytes += tensor_bytes(limits.tokens, width);
   }
+  if (spec.post_norms) bytes += tensor_bytes(limits.tokens, cols.hidden);
   return bytes + tensor_bytes(limits.logits_rows, cols.hidden) + tensor_bytes(limits.logits_rows, cols.vocab);
 }
 

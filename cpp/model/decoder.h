@@ -67,7 +67,7 @@ class Decoder {
   TensorView hidden_;     // [tokens, hidden]: the residual stream
   TensorView qkv_;        // [tokens, (heads + 2 kv_heads) * head_dim]
   TensorView attended_;   // [tokens, heads * head_dim]
-  TensorView branch_;     // [tokens, hidden]: what is normed before it is added; no columns without such norms
+  TensorView branch_;     // [tokens, hidden]: what is normed before it is added, if the model does that
   TensorView gate_up_;    // [tokens, 2 * intermediate]
   TensorView picked_;     // [logits_rows, hidden]
   TensorView logits_;     // [logits_rows, vocab]
