@@ -27,3 +27,11 @@ def smollm2_path() -> Path:
     from llmsrv.weights.fetch import fetch_demo_model
 
     return fetch_demo_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The Gemma-3-270M Q4_K_M GGUF file: a base model in a mixture of formats, with a SentencePiece vocabulary."""
+    from llmsrv.weights.fetch import fetch_demo_model
+
+    return fetch_demo_model("gemma3-270m")

@@ -53,8 +53,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) override {
-    for_rows(out.rows, out.cols, [&](int t) { table.unpack_row(ids[static_cast<std::size_t>(t)], out.f32_row(t)); });
+  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) override {
+    for_rows(out.rows, out.cols, [&](int t) {
+      float* row = out.f32_row(t);
+      table.unpack_row(ids[static_cast<std::size_t>(t)], row);
+      if (scale != 1.0f) std::transform(row, row + out.cols, row, [scale](float value) { return scale * value; });
+    });
   }
 
   void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
@@ -74,9 +78,15 @@ class CpuBackend final : public Backend {
     }
   }
 
-  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
-                            std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
-                            const KvLayer& cache) override {
+  void do_add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) override {
+    for_rows(in.rows, in.cols, [&](int t) {
+      kernels_.add_rms_norm(in.f32_row(t), norm.weight.data(), in.cols, norm.eps, out.f32_row(t));
+    });
+  }
+
+  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
+                            const RopeTable& rope, std::span<const std::int32_t> positions,
+                            std::span<const KvSlot> slots, const KvLayer& cache) override {
     const std::size_t head_bytes = kv_head_bytes(shape, cache.block_size, cache.dtype);
     KernelTable::StoreKv* store = kv_kernels(cache.dtype).store;
     for_rows(qkv.rows, qkv.cols, [&](int t) {
@@ -84,7 +94,12 @@ class CpuBackend final : public Backend {
       const std::ptrdiff_t angles = static_cast<std::ptrdiff_t>(positions[row]) * (shape.head_dim / 2);
       float* queries = qkv.f32_row(t);
       for (int head = 0; head < shape.heads + shape.kv_heads; ++head) {  // keys follow the queries
-        kernels_.rotate(queries + head * shape.head_dim, rope.cos + angles, rope.sin + angles, shape.head_dim);
+        float* at = queries + head * shape.head_dim;
+        if (norms) {
+          const std::span<const float> weight = head < shape.heads ? norms->query : norms->key;
+          kernels_.rms_norm(at, weight.data(), shape.head_dim, norms->eps, at);
+        }
+        kernels_.rotate(at, rope.cos + angles, rope.sin + angles, shape.head_dim);
       }
       const float* keys = queries + shape.query_cols();
       const float* values = keys + shape.kv_cols();

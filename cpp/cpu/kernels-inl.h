@@ -293,23 +293,49 @@ void store(float* to, Vec::F value, int n) {
   Vec::store_partial(to, value, n);
 }
 
-void rms_norm(const float* in, const float* weight, int cols, float eps, float* out) {
+// What rms_norm multiplies each value with, before the weight.
+Vec::F rms_scale(const float* in, int cols, float eps) {
   Vec::F squares = Vec::zero();
   for_vectors(cols, [&](int i, int n) {
     const Vec::F x = load(in + i, n);
     squares = Vec::fma(x, x, squares);
   });
   const float mean = Vec::sum(squares) / static_cast<float>(cols);
-  const Vec::F scale = Vec::set1(1.0f / __builtin_sqrtf(mean + eps));
+  return Vec::set1(1.0f / __builtin_sqrtf(mean + eps));
+}
+
+void rms_norm(const float* in, const float* weight, int cols, float eps, float* out) {
+  const Vec::F scale = rms_scale(in, cols, eps);
   for_vectors(
       cols, [&](int i, int n) { store(out + i, Vec::mul(Vec::mul(load(in + i, n), scale), load(weight + i, n)), n); });
+}
+
+void add_rms_norm(const float* in, const float* weight, int cols, float eps, float* out) {
+  const Vec::F scale = rms_scale(in, cols, eps);
+  for_vectors(cols, [&](int i, int n) {
+    store(out + i, Vec::fma(Vec::mul(load(in + i, n), scale), load(weight + i, n), load(out + i, n)), n);
+  });
+}
+
+// x / (1 + e^-y)
+Vec::F times_sigmoid(Vec::F x, Vec::F y) {
+  return Vec::div(x, Vec::add(Vec::set1(1.0f), exp(Vec::sub(Vec::zero(), y))));
 }
 
 void silu_mul(const float* gate, const float* up, int cols, float* out) {
   for_vectors(cols, [&](int i, int n) {
     const Vec::F x = load(gate + i, n);
-    const Vec::F silu = Vec::div(x, Vec::add(Vec::set1(1.0f), exp(Vec::sub(Vec::zero(), x))));
-    store(out + i, Vec::mul(silu, load(up + i, n)), n);
+    store(out + i, Vec::mul(times_sigmoid(x, x), load(up + i, n)), n);
+  });
+}
+
+void gelu_mul(const float* gate, const float* up, int cols, float* out) {
+  const Vec::F linear = Vec::set1(1.59576912f);   // 2 sqrt(2 / pi)
+  const Vec::F cubic = Vec::set1(0.0713548163f);  // 0.044715 of it
+  for_vectors(cols, [&](int i, int n) {
+    const Vec::F x = load(gate + i, n);
+    const Vec::F twice_u = Vec::mul(x, Vec::fma(cubic, Vec::mul(x, x), linear));
+    store(out + i, Vec::mul(times_sigmoid(x, twice_u), load(up + i, n)), n);
   });
 }
 
@@ -866,7 +892,9 @@ const KernelTable table = {
     .linear_f32 = linear<F32Pairs<Vec>>,
     .linear_scratch_bytes = linear_scratch_bytes,
     .rms_norm = rms_norm,
+    .add_rms_norm = add_rms_norm,
     .silu_mul = silu_mul,
+    .gelu_mul = gelu_mul,
     .rotate = rotate,
     .store_kv_bf16 = store_kv_bf16,
     .store_kv_f32 = store_kv_f32,

@@ -62,9 +62,13 @@ struct KernelTable {
   Linear* linear_f32;
   size_t (*linear_scratch_bytes)(int cols);
 
-  // One row.
-  void (*rms_norm)(const float* in, const float* weight, int cols, float eps, float* out);
-  void (*silu_mul)(const float* gate, const float* up, int cols, float* out);
+  // One row. The norms may work in place.
+  using RmsNorm = void(const float* in, const float* weight, int cols, float eps, float* out);
+  RmsNorm* rms_norm;
+  RmsNorm* add_rms_norm;  // to what `out` holds
+  using GatedMul = void(const float* gate, const float* up, int cols, float* out);
+  GatedMul* silu_mul;
+  GatedMul* gelu_mul;  // of the tanh form
 
   // One head of one row, in place; cos and sin are those of the row's position.
   void (*rotate)(float* head, const float* cos, const float* sin, int head_dim);

@@ -36,7 +36,9 @@ class RowSource {
     if (const auto* norm = std::get_if<RmsNorm>(&prologue_)) {
       kernels_.rms_norm(in, norm->weight.data(), cols(), norm->eps, out);
     } else {
-      kernels_.silu_mul(in, in + cols(), cols(), out);
+      const auto& gated = std::get<GatedMul>(prologue_);
+      const auto mul = gated.kind == GateKind::kSilu ? kernels_.silu_mul : kernels_.gelu_mul;
+      mul(in, in + cols(), cols(), out);
     }
   }
 

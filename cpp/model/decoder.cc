@@ -48,6 +48,7 @@ Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache,
   hidden_ = place(limits_.tokens, cols.hidden);
   qkv_ = place(limits_.tokens, cols.qkv);
   attended_ = place(limits_.tokens, cols.query);
+  if (spec_.post_norms) branch_ = place(limits_.tokens, cols.hidden);
   gate_up_ = place(limits_.tokens, cols.gate_up);
   picked_ = place(limits_.logits_rows, cols.hidden);
   logits_ = place(limits_.logits_rows, cols.vocab);
@@ -60,27 +61,40 @@ void Decoder::forward(const StepInputs& inputs) {
   LLMSRV_CHECK(tokens <= limits_.tokens);
   const HeadShape heads = spec_.heads();
   const auto eps = static_cast<float>(spec_.rms_norm_eps);
-  const Backend::AttentionOptions attention{
-      .scale = 1.0f / std::sqrt(static_cast<float>(heads.head_dim)), .window = spec_.sliding_window, .soft_cap = {}};
+  const double scale = spec_.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(heads.head_dim)));
 
   const TensorView hidden = hidden_.slice_rows(0, tokens);
   const TensorView qkv = qkv_.slice_rows(0, tokens);
   const TensorView attended = attended_.slice_rows(0, tokens);
   const TensorView gate_up = gate_up_.slice_rows(0, tokens);
 
-  backend_.embed(inputs.tokens, weights_.embed(), hidden);
+  backend_.embed(inputs.tokens, weights_.embed(), static_cast<float>(spec_.embedding_scale), hidden);
   for (int index = 0; index < spec_.num_layers; ++index) {
     const LayerWeights& layer = weights_.layer(index);
     const KvLayer cache = cache_.layer(index);
+    const Backend::AttentionOptions attention{
+        .scale = static_cast<float>(scale),
+        .window = spec_.is_windowed(index) ? spec_.sliding_window : std::nullopt,
+        .soft_cap = {},
+    };
+    const auto norms = spec_.head_norms ? std::optional(HeadNorms{layer.q_norm, layer.k_norm, eps}) : std::nullopt;
 
     backend_.linear(hidden, RmsNorm{layer.attn_norm, eps}, layer.qkv.parts(), layer.qkv_bias, kStore, qkv);
-    backend_.rope_and_store_kv(qkv, heads, rope_.view(), inputs.positions, inputs.slots, cache);
+    backend_.rope_and_store_kv(qkv, heads, norms, rope_.layer(index), inputs.positions, inputs.slots, cache);
     backend_.paged_attention(qkv, heads, cache, inputs.ranges, attention, attended);
-    backend_.linear(attended, {}, {&layer.o, 1}, {}, kAdd, hidden);
+    add_linear(attended, {}, layer.o, layer.attn_post_norm, hidden);
 
     backend_.linear(hidden, RmsNorm{layer.ffn_norm, eps}, layer.gate_up.parts(), {}, kStore, gate_up);
-    backend_.linear(gate_up, GatedMul{}, {&layer.down, 1}, {}, kAdd, hidden);
+    add_linear(gate_up, GatedMul{spec_.gate}, layer.down, layer.ffn_post_norm, hidden);
   }
+}
+
+void Decoder::add_linear(TensorView in, const Prologue& prologue, const PackedMatrix& weight,
+                         std::span<const float> post_norm, TensorView hidden) {
+  if (post_norm.empty()) return backend_.linear(in, prologue, {&weight, 1}, {}, kAdd, hidden);
+  const TensorView branch = branch_.slice_rows(0, in.rows);
+  backend_.linear(in, prologue, {&weight, 1}, {}, kStore, branch);
+  backend_.add_rms_norm(branch, {post_norm, static_cast<float>(spec_.rms_norm_eps)}, hidden);
 }
 
 TensorView Decoder::logits(std::span<const int> rows) {
@@ -110,6 +124,7 @@ std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits&
   for (const int width : {cols.hidden, cols.qkv, cols.query, cols.gate_up}) {
     bytes += tensor_bytes(limits.tokens, width);
   }
+  if (spec.post_norms) bytes += tensor_bytes(limits.tokens, cols.hidden);
   return bytes + tensor_bytes(limits.logits_rows, cols.hidden) + tensor_bytes(limits.logits_rows, cols.vocab);
 }
 

@@ -1,7 +1,8 @@
 // A decoder-only transformer as one straight function over a step's tokens.
 //
 //   x = embed[token]
-//   for each layer:  x += O attention(rope(QKV norm(x)))      x += DOWN (silu(GATE norm(x)) * UP norm(x))
+//   for each layer:  x += O attention(rope(QKV norm(x)))      x += DOWN (gate(GATE norm(x)) * UP norm(x))
+//   with norms of queries, keys and of what is added to x, where the model has them
 //   logits = HEAD norm(x), for the rows that are asked for
 //
 // Thread rule: engine thread only. No allocation after construction.
@@ -52,6 +53,10 @@ class Decoder {
   static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits);
 
  private:
+  // hidden += weight x, or its norm, for x = prologue(in). `post_norm` is empty where there is none.
+  void add_linear(TensorView in, const Prologue& prologue, const PackedMatrix& weight, std::span<const float> post_norm,
+                  TensorView hidden);
+
   const Weights& weights_;
   const ModelSpec& spec_;
   Backend& backend_;
@@ -62,6 +67,7 @@ class Decoder {
   TensorView hidden_;     // [tokens, hidden]: the residual stream
   TensorView qkv_;        // [tokens, (heads + 2 kv_heads) * head_dim]
   TensorView attended_;   // [tokens, heads * head_dim]
+  TensorView branch_;     // [tokens, hidden]: what is normed before it is added, if the model does that
   TensorView gate_up_;    // [tokens, 2 * intermediate]
   TensorView picked_;     // [logits_rows, hidden]
   TensorView logits_;     // [logits_rows, vocab]

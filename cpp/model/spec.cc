@@ -1,5 +1,6 @@
 #include "cpp/model/spec.h"
 
+#include <iterator>
 #include <stdexcept>
 
 namespace llmsrv {
@@ -35,6 +36,11 @@ void check_spec(const ModelSpec& spec) {
   require(spec.rms_norm_eps > 0 && spec.rms_norm_eps < 1, "rms_norm_eps must be in (0, 1)");
   require(spec.rope_theta > 0, "rope_theta must be positive");
   require(!spec.sliding_window || *spec.sliding_window >= 1, "sliding_window must be at least 1");
+  require(spec.windowed_layers.empty() || (spec.sliding_window && std::ssize(spec.windowed_layers) == spec.num_layers),
+          "windowed_layers needs a sliding_window and one entry for each layer");
+  require(spec.window_rope_theta.value_or(1.0) > 0, "window_rope_theta must be positive");
+  require(spec.attention_scale.value_or(1.0) > 0, "attention_scale must be positive");
+  require(spec.embedding_scale > 0, "embedding_scale must be positive");
   if (spec.rope_scaling) {
     const RopeScaling& scaling = *spec.rope_scaling;
     require(scaling.factor > 0, "rope_scaling.factor must be positive");
@@ -62,11 +68,17 @@ std::vector<WeightInfo> expected_weights(const ModelSpec& spec) {
       weights.push_back({prefix + "k_bias", {kv_cols}});
       weights.push_back({prefix + "v_bias", {kv_cols}});
     }
+    if (spec.head_norms) {
+      weights.push_back({prefix + "q_norm", {spec.head_dim}});
+      weights.push_back({prefix + "k_norm", {spec.head_dim}});
+    }
     weights.push_back({prefix + "o", {spec.hidden_size, query_cols}});
+    if (spec.post_norms) weights.push_back({prefix + "attn_post_norm", {spec.hidden_size}});
     weights.push_back({prefix + "ffn_norm", {spec.hidden_size}});
     weights.push_back({prefix + "gate", {spec.intermediate_size, spec.hidden_size}});
     weights.push_back({prefix + "up", {spec.intermediate_size, spec.hidden_size}});
     weights.push_back({prefix + "down", {spec.hidden_size, spec.intermediate_size}});
+    if (spec.post_norms) weights.push_back({prefix + "ffn_post_norm", {spec.hidden_size}});
   }
   weights.push_back({"final_norm", {spec.hidden_size}});
   if (!spec.tied_embeddings) weights.push_back({"lm_head", {spec.vocab_size, spec.hidden_size}});

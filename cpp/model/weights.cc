@@ -53,6 +53,14 @@ Weights::Weights(const ModelSpec& spec, WeightFormats formats, int threads)
     layer.attn_norm.resize(hidden);
     layer.qkv = MatrixStack(qkv_rows(spec_, formats_, prefix), spec_.hidden_size);
     if (spec_.qkv_bias) layer.qkv_bias.resize(static_cast<std::size_t>(heads.qkv_cols()));
+    if (spec_.head_norms) {
+      layer.q_norm.resize(static_cast<std::size_t>(heads.head_dim));
+      layer.k_norm.resize(static_cast<std::size_t>(heads.head_dim));
+    }
+    if (spec_.post_norms) {
+      layer.attn_post_norm.resize(hidden);
+      layer.ffn_post_norm.resize(hidden);
+    }
     layer.o = matrix(prefix + "o", spec_.hidden_size, heads.query_cols());
     layer.ffn_norm.resize(hidden);
     layer.gate_up = MatrixStack(gate_up_rows(spec_, formats_, prefix), spec_.hidden_size);
@@ -95,11 +103,19 @@ void Weights::bind_destinations() {
       bind_vector(prefix + "k_bias", layer.qkv_bias, query_cols);
       bind_vector(prefix + "v_bias", layer.qkv_bias, query_cols + kv_cols);
     }
+    if (spec_.head_norms) {
+      bind_vector(prefix + "q_norm", layer.q_norm, 0);
+      bind_vector(prefix + "k_norm", layer.k_norm, 0);
+    }
     bind_matrix(prefix + "o", layer.o, 0);
     bind_vector(prefix + "ffn_norm", layer.ffn_norm, 0);
     bind_rows(prefix + "gate", layer.gate_up, 0);
     bind_rows(prefix + "up", layer.gate_up, spec_.intermediate_size);
     bind_matrix(prefix + "down", layer.down, 0);
+    if (spec_.post_norms) {
+      bind_vector(prefix + "attn_post_norm", layer.attn_post_norm, 0);
+      bind_vector(prefix + "ffn_post_norm", layer.ffn_post_norm, 0);
+    }
   }
   bind_vector("final_norm", final_norm_, 0);
   if (!spec_.tied_embeddings) bind_matrix("lm_head", lm_head_, 0);
@@ -158,7 +174,8 @@ std::size_t Weights::weights_bytes(const ModelSpec& spec, const WeightFormats& f
   std::size_t bytes = matrix("embed", spec.vocab_size, spec.hidden_size) + vector(spec.hidden_size);
   for (int index = 0; index < spec.num_layers; ++index) {
     const std::string prefix = layer_prefix(index);
-    bytes += 2 * vector(spec.hidden_size) + (spec.qkv_bias ? vector(heads.qkv_cols()) : 0);
+    bytes += (spec.post_norms ? 4 : 2) * vector(spec.hidden_size) + (spec.qkv_bias ? vector(heads.qkv_cols()) : 0);
+    bytes += spec.head_norms ? 2 * vector(spec.head_dim) : 0;
     bytes += MatrixStack::packed_bytes(qkv_rows(spec, formats, prefix), spec.hidden_size);
     bytes += matrix(prefix + "o", spec.hidden_size, heads.query_cols());
     bytes += MatrixStack::packed_bytes(gate_up_rows(spec, formats, prefix), spec.hidden_size);

@@ -21,10 +21,14 @@ struct LayerWeights {
   std::vector<float> attn_norm;  // [hidden]
   MatrixStack qkv;               // [(heads + 2 kv_heads) * head_dim, hidden]: q, k, v stacked
   std::vector<float> qkv_bias;   // one per row of qkv, or empty
-  PackedMatrix o;                // [hidden, heads * head_dim]
-  std::vector<float> ffn_norm;   // [hidden]
-  MatrixStack gate_up;           // [2 * intermediate, hidden]: gate, up stacked
-  PackedMatrix down;             // [hidden, intermediate]
+  std::vector<float> q_norm;     // [head_dim], or empty, as the next
+  std::vector<float> k_norm;
+  PackedMatrix o;                     // [hidden, heads * head_dim]
+  std::vector<float> attn_post_norm;  // [hidden], or empty
+  std::vector<float> ffn_norm;        // [hidden]
+  MatrixStack gate_up;                // [2 * intermediate, hidden]: gate, up stacked
+  PackedMatrix down;                  // [hidden, intermediate]
+  std::vector<float> ffn_post_norm;   // [hidden], or empty
 };
 
 class Weights {

@@ -66,9 +66,20 @@ struct RmsNorm {  // x[i] = in[i] * weight[i] / sqrt(mean_j(in[j]^2) + eps)
   std::span<const float> weight;
   float eps;
 };
-struct GatedMul {  // x[i] = silu(in[i]) * in[K + i], silu(a) = a / (1 + exp(-a)); in: [2 K]
+// silu(a) = a / (1 + exp(-a))
+// gelu_tanh(a) = a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u)), u = sqrt(2 / pi) (a + 0.044715 a^3)
+enum class GateKind { kSilu, kGeluTanh };
+struct GatedMul {  // x[i] = gate(in[i]) * in[K + i]; in: [2 K]
+  GateKind kind = GateKind::kSilu;
 };
 using Prologue = std::variant<std::monostate, RmsNorm, GatedMul>;
+
+// RMS norms of queries and keys, each head by itself. [head_dim] both
+struct HeadNorms {
+  std::span<const float> query;
+  std::span<const float> key;
+  float eps;
+};
 
 // The largest step that will ever be asked for.
 struct StepLimits {
@@ -94,8 +105,9 @@ class Backend {
   // Bytes of one block of one layer.
   virtual std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const = 0;
 
-  // out[t, :] = table[ids[t], :].   table: [vocab, hidden], out: [tokens, hidden].  REQUIRES: 0 <= ids[t] < vocab
-  void embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out);
+  // out[t, :] = scale * table[ids[t], :].   table: [vocab, hidden], out: [tokens, hidden].
+  // REQUIRES: 0 <= ids[t] < vocab
+  void embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out);
 
   // out[t, n] (+)= sum_k x[t, k] * weight[n, k] + bias[n], x = prologue(in), the weights one below the other.
   // in: [tokens, K], or as the prologue says; weights: [N_i, K] each, N = sum of N_i; out: [tokens, N].
@@ -104,12 +116,16 @@ class Backend {
   void linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
               std::span<const float> bias, Accumulate mode, TensorView out);
 
-  // Rotates queries and keys of row t by position positions[t], in place, and stores its key and value in slot
-  // slots[t]. The rotation pairs element i with i + head_dim / 2 (the half-split form):
+  // out[t, :] += norm(in[t, :]).   in, out: [tokens, hidden]
+  void add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out);
+
+  // Norms queries and keys of row t, if `norms` says so, rotates them by position positions[t], in place, and stores
+  // its key and value in slot slots[t]. The rotation pairs element i with i + head_dim / 2 (the half-split form):
   //   x'[i] = x[i] cos - x[i + d/2] sin;   x'[i + d/2] = x[i + d/2] cos + x[i] sin.
   // qkv: [tokens, (heads + 2 kv_heads) * head_dim]: queries, keys, values.
-  void rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
-                         std::span<const std::int32_t> positions, std::span<const KvSlot> slots, const KvLayer& cache);
+  void rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
+                         const RopeTable& rope, std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
+                         const KvLayer& cache);
 
   // Causal attention of each row over its own sequence's cache, grouped queries:
   //   out[t, h] = sum_j softmax_j(cap(scale * q[t, h] . k[j, h / group])) v[j, h / group]
@@ -130,12 +146,13 @@ class Backend {
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
  private:
-  virtual void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) = 0;
+  virtual void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) = 0;
   virtual void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
                          std::span<const float> bias, Accumulate mode, TensorView out) = 0;
-  virtual void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
-                                    std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
-                                    const KvLayer& cache) = 0;
+  virtual void do_add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) = 0;
+  virtual void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
+                                    const RopeTable& rope, std::span<const std::int32_t> positions,
+                                    std::span<const KvSlot> slots, const KvLayer& cache) = 0;
   virtual void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                                   std::span<const AttentionRange> ranges, const AttentionOptions& options,
                                   TensorView out) = 0;

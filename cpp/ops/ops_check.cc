@@ -22,6 +22,8 @@ bool is_kv_layer(const KvLayer& cache) {
   return cache.data != nullptr && cache.blocks > 0 && known_block_size && cache.block_bytes > 0;
 }
 
+bool is_vector(std::span<const float> values, int size) { return values.size() == static_cast<std::size_t>(size); }
+
 int blocks_for(int tokens, int block_size) { return (tokens + block_size - 1) / block_size; }
 
 void check_range(const AttentionRange& range, int rows, const KvLayer& cache) {
@@ -34,10 +36,10 @@ void check_range(const AttentionRange& range, int rows, const KvLayer& cache) {
 
 }  // namespace
 
-void Backend::embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) {
+void Backend::embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) {
   LLMSRV_CHECK(is_matrix(out, static_cast<int>(ids.size()), table.cols()));
   for (const TokenId id : ids) LLMSRV_CHECK(id >= 0 && id < table.rows());
-  if (out.rows > 0) do_embed(ids, table, out);
+  if (out.rows > 0) do_embed(ids, table, scale, out);
 }
 
 void Backend::linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
@@ -50,18 +52,27 @@ void Backend::linear(TensorView in, const Prologue& prologue, std::span<const Pa
     rows += weight.rows();
   }
   if (const auto* norm = std::get_if<RmsNorm>(&prologue)) {
-    LLMSRV_CHECK(norm->weight.size() == static_cast<std::size_t>(cols) && norm->eps >= 0);
+    LLMSRV_CHECK(is_vector(norm->weight, cols) && norm->eps >= 0);
   }
   const int in_cols = std::holds_alternative<GatedMul>(prologue) ? 2 * cols : cols;
   LLMSRV_CHECK(is_matrix(in, in.rows, in_cols) && is_matrix(out, in.rows, rows));
-  LLMSRV_CHECK(bias.empty() || bias.size() == static_cast<std::size_t>(rows));
+  LLMSRV_CHECK(bias.empty() || is_vector(bias, rows));
   if (in.rows > 0) do_linear(in, prologue, weights, bias, mode, out);
 }
 
-void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
-                                std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
-                                const KvLayer& cache) {
+void Backend::add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) {
+  const int cols = static_cast<int>(norm.weight.size());
+  LLMSRV_CHECK(cols > 0 && norm.eps >= 0 && is_matrix(in, in.rows, cols) && is_matrix(out, in.rows, cols));
+  if (in.rows > 0) do_add_rms_norm(in, norm, out);
+}
+
+void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
+                                const RopeTable& rope, std::span<const std::int32_t> positions,
+                                std::span<const KvSlot> slots, const KvLayer& cache) {
   LLMSRV_CHECK(is_head_shape(shape) && is_matrix(qkv, qkv.rows, shape.qkv_cols()));
+  if (norms) {
+    LLMSRV_CHECK(is_vector(norms->query, shape.head_dim) && is_vector(norms->key, shape.head_dim) && norms->eps >= 0);
+  }
   LLMSRV_CHECK(rope.cos != nullptr && rope.sin != nullptr && is_kv_layer(cache));
   LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
   LLMSRV_CHECK(positions.size() == static_cast<std::size_t>(qkv.rows) && slots.size() == positions.size());
@@ -69,7 +80,7 @@ void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const Ro
   for (const KvSlot& slot : slots) {
     LLMSRV_CHECK(slot.block >= 0 && slot.block < cache.blocks && slot.offset >= 0 && slot.offset < cache.block_size);
   }
-  if (qkv.rows > 0) do_rope_and_store_kv(qkv, shape, rope, positions, slots, cache);
+  if (qkv.rows > 0) do_rope_and_store_kv(qkv, shape, norms, rope, positions, slots, cache);
 }
 
 void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,

@@ -28,13 +28,43 @@ RopeScaling make_rope_scaling(const std::string& kind, double factor, double low
   return scaling;
 }
 
+const char* gate_name(GateKind gate) { return gate == GateKind::kSilu ? "silu" : "gelu_tanh"; }
+
+GateKind parse_gate(const std::string& name) {
+  if (name == "silu") return GateKind::kSilu;
+  if (name == "gelu_tanh") return GateKind::kGeluTanh;
+  throw std::invalid_argument("gate must be \"silu\" or \"gelu_tanh\", is \"" + name + "\"");
+}
+
 ModelSpec make_spec(int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
                     int num_kv_heads, int head_dim, int max_position, double rms_norm_eps, double rope_theta,
                     std::optional<RopeScaling> rope_scaling, bool qkv_bias, bool tied_embeddings,
-                    std::optional<int> sliding_window) {
-  ModelSpec spec{vocab_size,   hidden_size, intermediate_size, num_layers,    num_heads,
-                 num_kv_heads, head_dim,    max_position,      rms_norm_eps,  rope_theta,
-                 rope_scaling, qkv_bias,    tied_embeddings,   sliding_window};
+                    std::optional<int> sliding_window, const std::vector<bool>& windowed_layers,
+                    std::optional<double> window_rope_theta, std::optional<double> attention_scale,
+                    double embedding_scale, const std::string& gate, bool head_norms, bool post_norms) {
+  ModelSpec spec{
+      .vocab_size = vocab_size,
+      .hidden_size = hidden_size,
+      .intermediate_size = intermediate_size,
+      .num_layers = num_layers,
+      .num_heads = num_heads,
+      .num_kv_heads = num_kv_heads,
+      .head_dim = head_dim,
+      .max_position = max_position,
+      .rms_norm_eps = rms_norm_eps,
+      .rope_theta = rope_theta,
+      .rope_scaling = rope_scaling,
+      .qkv_bias = qkv_bias,
+      .tied_embeddings = tied_embeddings,
+      .sliding_window = sliding_window,
+      .windowed_layers = windowed_layers,
+      .window_rope_theta = window_rope_theta,
+      .attention_scale = attention_scale,
+      .embedding_scale = embedding_scale,
+      .gate = parse_gate(gate),
+      .head_norms = head_norms,
+      .post_norms = post_norms,
+  };
   check_spec(spec);
   return spec;
 }
@@ -115,21 +145,7 @@ void register_packed_file(py::class_<Weights, std::shared_ptr<Weights>>& weights
           py::arg("key"), py::arg("file").none(false));
 }
 
-}  // namespace
-
-WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype) {
-  std::map<std::string, SourceFormat> formats;
-  for (const auto& [weight, source] : sources) formats[weight] = parse_source_format(source, weight);
-  return choose_weight_formats(spec, formats, parse_weights_dtype(dtype));
-}
-
-SourceNames format_names(const WeightFormats& formats) {
-  SourceNames names;
-  for (const auto& [weight, format] : formats) names[weight] = weight_format_name(format);
-  return names;
-}
-
-void register_model(py::module_& module) {
+void register_spec(py::module_& module) {
   py::class_<RopeScaling>(module, "RopeScaling")
       .def(py::init(&make_rope_scaling), py::kw_only(), py::arg("kind"), py::arg("factor"),
            py::arg("low_freq_factor") = 1.0, py::arg("high_freq_factor") = 4.0, py::arg("original_max_position") = 8192)
@@ -146,7 +162,10 @@ void register_model(py::module_& module) {
            py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("rope_theta"),
            py::arg("rope_scaling") = std::nullopt, py::arg("qkv_bias") = false, py::arg("tied_embeddings") = false,
-           py::arg("sliding_window") = std::nullopt)
+           py::arg("sliding_window") = std::nullopt, py::arg("windowed_layers") = std::vector<bool>(),
+           py::arg("window_rope_theta") = std::nullopt, py::arg("attention_scale") = std::nullopt,
+           py::arg("embedding_scale") = 1.0, py::arg("gate") = "silu", py::arg("head_norms") = false,
+           py::arg("post_norms") = false)
       .def_readonly("vocab_size", &ModelSpec::vocab_size)
       .def_readonly("hidden_size", &ModelSpec::hidden_size)
       .def_readonly("intermediate_size", &ModelSpec::intermediate_size)
@@ -160,13 +179,38 @@ void register_model(py::module_& module) {
       .def_readonly("rope_scaling", &ModelSpec::rope_scaling)
       .def_readonly("qkv_bias", &ModelSpec::qkv_bias)
       .def_readonly("tied_embeddings", &ModelSpec::tied_embeddings)
-      .def_readonly("sliding_window", &ModelSpec::sliding_window);
+      .def_readonly("sliding_window", &ModelSpec::sliding_window)
+      .def_readonly("windowed_layers", &ModelSpec::windowed_layers)
+      .def_readonly("window_rope_theta", &ModelSpec::window_rope_theta)
+      .def_readonly("attention_scale", &ModelSpec::attention_scale)
+      .def_readonly("embedding_scale", &ModelSpec::embedding_scale)
+      .def_property_readonly("gate", [](const ModelSpec& spec) { return gate_name(spec.gate); })
+      .def_readonly("head_norms", &ModelSpec::head_norms)
+      .def_readonly("post_norms", &ModelSpec::post_norms);
 
   module.def("expected_weights", [](const ModelSpec& spec) {
     py::dict weights;
     for (const WeightInfo& info : expected_weights(spec)) weights[py::str(info.name)] = py::tuple(py::cast(info.shape));
     return weights;
   });
+}
+
+}  // namespace
+
+WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype) {
+  std::map<std::string, SourceFormat> formats;
+  for (const auto& [weight, source] : sources) formats[weight] = parse_source_format(source, weight);
+  return choose_weight_formats(spec, formats, parse_weights_dtype(dtype));
+}
+
+SourceNames format_names(const WeightFormats& formats) {
+  SourceNames names;
+  for (const auto& [weight, format] : formats) names[weight] = weight_format_name(format);
+  return names;
+}
+
+void register_model(py::module_& module) {
+  register_spec(module);
 
   py::class_<MappedFile, std::shared_ptr<MappedFile>>(module, "MappedFile")
       .def(py::init(&map_file), py::arg("path"))

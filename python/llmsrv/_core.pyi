@@ -46,6 +46,13 @@ class ModelSpec:
         qkv_bias: bool = False,
         tied_embeddings: bool = False,
         sliding_window: int | None = None,
+        windowed_layers: Sequence[bool] = (),
+        window_rope_theta: float | None = None,
+        attention_scale: float | None = None,
+        embedding_scale: float = 1.0,
+        gate: str = "silu",
+        head_norms: bool = False,
+        post_norms: bool = False,
     ) -> None: ...
     vocab_size: int
     hidden_size: int
@@ -61,6 +68,13 @@ class ModelSpec:
     qkv_bias: bool
     tied_embeddings: bool
     sliding_window: int | None
+    windowed_layers: list[bool]
+    window_rope_theta: float | None
+    attention_scale: float | None
+    embedding_scale: float
+    gate: str
+    head_norms: bool
+    post_norms: bool
 
 def expected_weights(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes ([out, in] for matrices, [n] for vectors) of all weights of a model, in the core's names."""

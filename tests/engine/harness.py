@@ -12,6 +12,12 @@ VOCAB = 101
 EOS = 2
 MAX_LEN = 96
 
+# What Gemma 3 adds to a tiny model: windows and a RoPE of their own in some layers, more norms, scales, another gate.
+GEMMA3 = {
+    "sliding_window": 21, "windowed_layers": [True, False], "window_rope_theta": 300.0, "attention_scale": 0.2,
+    "embedding_scale": 6.9, "gate": "gelu_tanh", "head_norms": True, "post_norms": True,
+}  # fmt: skip
+
 
 def tiny_spec(**changes):
     shape = {

@@ -4,7 +4,7 @@ import functools
 
 import harness
 import pytest
-from harness import prompt, request, run, tiny_weights
+from harness import GEMMA3, prompt, request, run, tiny_weights
 
 SAMPLING = [
     {"temperature": 0.0},
@@ -37,14 +37,21 @@ def essence(result):
     return result.token_ids, result.logprobs, result.prompt_logprobs, result.reasons
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8"])
-def kv_cache_dtype(request):
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8", "bfloat16, Gemma 3"])
+def case(request):
+    """The type of the cache, and whether the model has all that Gemma 3 adds."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def weights(kv_cache_dtype):
-    return tiny_weights("float32" if kv_cache_dtype == "float32" else "bfloat16")
+def kv_cache_dtype(case):
+    return case.split(",")[0]
+
+
+@pytest.fixture(scope="module")
+def weights(case, kv_cache_dtype):
+    dtype = "float32" if kv_cache_dtype == "float32" else "bfloat16"
+    return tiny_weights(dtype, **(GEMMA3 if "Gemma 3" in case else {}))
 
 
 @pytest.fixture(scope="module")

@@ -47,9 +47,9 @@ def rms_norm(backend, x, weight, eps=1e-5):
     return linear(backend, x, pack(np.eye(len(weight)), "f32"), norm=(weight, eps))
 
 
-def silu_mul(backend, gate_up):
+def gated_mul(backend, gate_up, kind):
     """The same for gates and factors."""
-    return linear(backend, gate_up, pack(np.eye(gate_up.shape[1] // 2), "f32"), gated=True)
+    return linear(backend, gate_up, pack(np.eye(gate_up.shape[1] // 2), "f32"), gate=kind)
 
 
 def linear(backend, x, matrix, bias=None, before=None, *, rows=None, **prologue):

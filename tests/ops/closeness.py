@@ -28,7 +28,10 @@ TOLERANCES = {
     "linear, bf16 activations": Tolerance(0.01, 0, 5e-6),  # beside the activations before: 0.11 % of the result's RMS
     "linear, exact int8 activations": Tolerance(5e-6, 2e-6, 1e-11),  # beside the same activations, quantized
     "linear, int8 activations": Tolerance(0.05, 0, 1e-4),  # beside the activations before: 0.5 % of the result's RMS
-    "silu_mul": Tolerance(1e-12, 1e-6, 1e-12),
+    "add_rms_norm": Tolerance(4e-7, 1e-6, 1e-12),
+    "silu": Tolerance(1e-12, 1e-6, 1e-12),
+    "gelu_tanh": Tolerance(1e-9, 1.5e-6, 1e-12),
+    "normed and rotated": Tolerance(1e-6, 1e-6, 1e-12),
     "rotate": Tolerance(3e-7, 1e-6, 1e-12),
     "attention": Tolerance(1e-5, 2e-6, 1e-10),
     # Beside keys and values that were never rounded; the root mean square of the error is 0.24 % and 0.9 %.

@@ -48,10 +48,13 @@ def quantized_vectors(x):
         return np.where(zero, 0.0, np.where(np.isfinite(largest), d.astype(np.float64) * q, np.nan))
 
 
-def silu_mul(gate_up):
+def gated_mul(gate_up, kind):
     gate, up = np.split(np.asarray(gate_up, np.float64), 2, axis=-1)
-    with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind == "silu":
+            return gate / (1 + np.exp(-gate)) * up
+        # 1 + tanh(u) as 2 / (1 + exp(-2 u)): for a very negative u the former has no digits left.
+        return gate / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
 
 
 def rotate(x, cos, sin):

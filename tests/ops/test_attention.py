@@ -113,6 +113,39 @@ def test_matches_the_reference(isa, rng, cache_dtype, heads):
             assert_close(out, s.expected(rotated, cache_dtype), "attention")
 
 
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_heads_are_normed_before_their_rotation(isa, rng, dtype, heads):
+    """The norm of a row is that of the row alone, and what is stored is what stands in the row afterwards."""
+    shape = _testing.HeadShape(*heads)
+    for length in (1, 9, 40):  # alone and over threads
+        s = Sequence(rng, shape, length, list(range(5)))
+        weights = [cases.normal(rng, shape.head_dim) for _ in range(2)]
+        backend = _testing.CpuBackend(2, isa)
+        caches = [_testing.KvCache(backend, shape, 8, dtype, 5) for _ in range(2)]
+        slots, positions = s.slots(0, length, 8), np.arange(length)
+        rows = s.qkv.copy()
+        assert backend.rope_and_store_kv(rows, s.cos, s.sin, positions, slots, caches[0], (*weights, 1e-5)) == 0
+        q, k, v = s.split(s.qkv)
+        got_q, got_k, got_v = s.split(rows)
+        for got, heads_in, weight in ((got_q, q, weights[0]), (got_k, k, weights[1])):
+            normed = reference.rms_norm(heads_in, weight, 1e-5)
+            assert_close(got, reference.rotate(normed, s.cos, s.sin), "normed and rotated")
+        assert_same_bits(got_v, v, "values stay as they are")
+        still = np.concatenate(
+            [np.ones((length, shape.head_dim // 2)), np.zeros((length, shape.head_dim // 2))], axis=1
+        )
+        cos, sin = (np.ascontiguousarray(part, np.float32) for part in np.split(still, 2, axis=1))
+        backend.rope_and_store_kv(rows.copy(), cos, sin, positions, slots, caches[1])
+        for block, offset in slots:
+            assert caches[0].blocks[block].any(), offset
+        assert np.array_equal(caches[0].blocks, caches[1].blocks)
+        for t in range(length):
+            alone = s.qkv[t : t + 1].copy()
+            here = slice(t, t + 1)
+            backend.rope_and_store_kv(alone, s.cos[here], s.sin[here], [0], slots[here], caches[1], (*weights, 1e-5))
+            assert_same_bits(alone[0], rows[t], f"row {t} alone")
+
+
 @pytest.mark.parametrize("window", [1, 5, 33, 130, 1000])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_sliding_window(isa, rng, cache_dtype, block_size, window):

@@ -59,8 +59,8 @@ def test_prologues(backend, matrix):
     linear = functools.partial(refused, backend.linear)
     linear(zeros(1, 4), matrix, None, False, zeros(1, 6), norm=(zeros(5), 1e-5))
     linear(zeros(1, 4), matrix, None, False, zeros(1, 6), norm=(zeros(4), -1.0))
-    linear(zeros(1, 4), matrix, None, False, zeros(1, 6), gated=True)
-    linear(zeros(1, 9), matrix, None, False, zeros(1, 6), gated=True)
+    linear(zeros(1, 4), matrix, None, False, zeros(1, 6), gate="silu")
+    linear(zeros(1, 9), matrix, None, False, zeros(1, 6), gate="silu")
 
 
 def test_stacks(backend):
@@ -87,6 +87,14 @@ def test_rope_and_store_kv(backend, cache):
         (4, []),
     ]:
         refused(backend.rope_and_store_kv, *good[:at], wrong, *good[at + 1 :])
+    for norms in [(zeros(7), zeros(8), 1e-5), (zeros(8), zeros(9), 1e-5), (zeros(8), zeros(8), -1.0)]:
+        refused(backend.rope_and_store_kv, *good, norms)
+
+
+def test_add_rms_norm(backend):
+    refused(backend.add_rms_norm, zeros(2, 4), zeros(5), 1e-5, zeros(2, 4))
+    refused(backend.add_rms_norm, zeros(2, 4), zeros(4), 1e-5, zeros(3, 4))
+    refused(backend.add_rms_norm, zeros(2, 4), zeros(4), -1.0, zeros(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +140,12 @@ def test_operations_allocate_nothing(backend, isa, dtype):
         assert made.embed([0] * rows, weights, zeros(rows, 64)) == 0
         for options in ({}, {"norm": (zeros(64), 1e-5)}):
             assert made.linear(zeros(rows, 64), weights, None, False, zeros(rows, 600), **options) == 0
-        assert made.linear(zeros(rows, 128), weights, None, False, zeros(rows, 600), gated=True) == 0
+        assert made.linear(zeros(rows, 128), weights, None, False, zeros(rows, 600), gate="silu") == 0
+        assert made.add_rms_norm(zeros(rows, 600), zeros(600), 1e-5, zeros(rows, 600)) == 0
         slots = [(t // 16, t % 16) for t in range(rows)]
-        assert made.rope_and_store_kv(zeros(rows, QKV_COLS), table, table, list(range(rows)), slots, cache) == 0
+        for norms in (None, (zeros(8), zeros(8), 1e-5)):
+            rows_in = zeros(rows, QKV_COLS)
+            assert made.rope_and_store_kv(rows_in, table, table, list(range(rows)), slots, cache, norms) == 0
         ranges = [(0, rows, rows, [0, 1, 2])]
         assert made.paged_attention(zeros(rows, QKV_COLS), cache, ranges, 1.0, None, None, zeros(rows, 32)) == 0
 

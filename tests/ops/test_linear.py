@@ -164,8 +164,9 @@ def test_prologues_are_what_they_say(isa, rng, name, tokens):
         before = cases.linear(backend, cases.rms_norm(backend, x, weight), matrix)
         assert_same_bits(cases.linear(backend, x, matrix, norm=(weight, 1e-5)), before, "norm")
         gate_up = cases.normal(rng, tokens, 2 * k)
-        before = cases.linear(backend, cases.silu_mul(backend, gate_up), matrix)
-        assert_same_bits(cases.linear(backend, gate_up, matrix, gated=True), before, "gate")
+        for kind in ("silu", "gelu_tanh"):
+            before = cases.linear(backend, cases.gated_mul(backend, gate_up, kind), matrix)
+            assert_same_bits(cases.linear(backend, gate_up, matrix, gate=kind), before, kind)
 
 
 @pytest.mark.skipif("avx512_bf16" not in ISAS, reason="no bf16 dot products here")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from llmsrv import _testing
-from llmsrv._core import Weights
+from llmsrv._core import Engine, EngineConfig, Request, Weights
 from llmsrv.weights.load import inspect_model, load_weights
 
 THREADS = 2
@@ -22,6 +22,31 @@ class Ours:
     def logits(self, ids):
         """[tokens, vocab]"""
         return _testing.forward_logits(self.weights, ids, kv_cache_dtype=self.kv_cache_dtype, threads=THREADS)
+
+    def generate(self, prompts, count):
+        """What the engine itself, batched and token by token, gives after each prompt: the `count` best tokens."""
+        config = EngineConfig(max_model_len=2048, kv_cache_memory=256 << 20, kv_cache_dtype=self.kv_cache_dtype)
+        engine = Engine(self.weights, config, threads=THREADS)
+        try:
+            index_of = {}
+            for index, prompt in enumerate(prompts):
+                request = Request()
+                request.id = str(index)
+                request.prompt = prompt
+                request.sampling.temperature = 0.0
+                request.stopping.max_tokens = count
+                request.stopping.ignore_eos = True
+                index_of[engine.submit(request)] = index
+            generated = [[] for _ in prompts]
+            running = len(prompts)
+            while running:
+                for output in engine.wait_outputs(timeout_ms=60_000):
+                    assert output.error is None
+                    generated[index_of[output.request]] += output.token_ids
+                    running -= output.final
+        finally:
+            engine.shutdown()
+        return generated
 
 
 def load_ours(path, dtype="float32"):
@@ -45,6 +70,18 @@ def reference_logits_of_all(model, sequences, batch=4):
             rows = model(torch.tensor([ids + [0] * (longest - len(ids)) for ids in part])).logits.numpy()
         found += [row[: len(ids)] for row, ids in zip(rows, part, strict=True)]
     return found
+
+
+def reference_generate(model, prompts, count):
+    """The same from transformers: `count` tokens after each prompt, which are padded in front."""
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with torch.no_grad():
+        rows = model.generate(
+            padded, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return rows[:, longest:].tolist()
 
 
 def log_softmax(logits):

@@ -6,10 +6,9 @@ transformers unpacks the same quantized file to float32, so both sides start fro
 import numpy as np
 import pytest
 import torch
-from hf_reference import THREADS, load_ours, log_softmax, reference_logits_of_all
+from hf_reference import load_ours, log_softmax, reference_generate, reference_logits_of_all
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from llmsrv._core import Engine, EngineConfig, Request
 from llmsrv.text.tokenizer import Tokenizer
 from llmsrv.weights.load import inspect_model
 
@@ -69,14 +68,8 @@ def reference(smollm2_path):
 @pytest.fixture(scope="module")
 def continued(reference, prompts):
     """Each prompt with the reference's greedy continuation, and the reference's logits of every position."""
-    longest = max(map(len, prompts))
-    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    with torch.no_grad():
-        rows = reference.generate(
-            padded, attention_mask=mask, max_new_tokens=GENERATED, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-    sequences = [prompt + row[longest:].tolist() for prompt, row in zip(prompts, rows, strict=True)]
+    generated = reference_generate(reference, prompts, GENERATED)
+    sequences = [prompt + tokens for prompt, tokens in zip(prompts, generated, strict=True)]
     return list(zip(sequences, reference_logits_of_all(reference, sequences), strict=True))
 
 
@@ -95,27 +88,7 @@ def test_float32_logprobs(ours_float32, continued):
 
 def test_float32_engine_generates_the_reference_tokens(ours_float32, continued, prompts):
     """The engine itself, batched and token by token: the same ids as transformers' own generate()."""
-    config = EngineConfig(max_model_len=512, kv_cache_memory=256 << 20, kv_cache_dtype="float32")
-    engine = Engine(ours_float32.weights, config, threads=THREADS)
-    try:
-        index_of = {}
-        for index, prompt in enumerate(prompts):
-            request = Request()
-            request.id = str(index)
-            request.prompt = prompt
-            request.sampling.temperature = 0.0
-            request.stopping.max_tokens = GENERATED
-            request.stopping.ignore_eos = True
-            index_of[engine.submit(request)] = index
-        generated = [[] for _ in prompts]
-        running = len(prompts)
-        while running:
-            for output in engine.wait_outputs(timeout_ms=60_000):
-                assert output.error is None
-                generated[index_of[output.request]] += output.token_ids
-                running -= output.final
-    finally:
-        engine.shutdown()
+    generated = ours_float32.generate(prompts, GENERATED)
     for prompt, tokens, (sequence, _) in zip(prompts, generated, continued, strict=True):
         assert prompt + tokens == sequence
 

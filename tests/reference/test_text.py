@@ -1,11 +1,16 @@
 """Token ids, decoded text and rendered conversations against transformers."""
 
+import random
+
 import pytest
+import sentencepiece
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import pre_tokenizers
 
 from llmsrv.text.chat_template import ChatTemplate
+from llmsrv.text.detokenizer import IncrementalDetokenizer
 from llmsrv.text.tokenizer import Tokenizer
 from llmsrv.weights.gguf import GgufFile
 
@@ -110,3 +115,76 @@ def test_smollm2_ids_equal_transformers(smollm2_path):
         assert ids == reference.encode(text), text
         for skip in (True, False):
             assert smollm2.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip), text
+
+
+GEMMA3_TEXTS = [
+    *(text.replace(" " * 70, " " * 31) for text in TEXTS),  # longer runs follow Hugging Face, not SentencePiece
+    "<table><tr><td>x</td></tr></table> <b>b</b> [multimodal]",
+    "▁ ▁▁ a▁b",
+    "<0x41> <unk <s> </s>",
+    "\t" * 40 + "\n" * 70,
+]
+# Inclusive ranges of characters: ASCII, Latin, Greek to Hebrew, Arabic, Indic, punctuation, kana, Han, Hangul, emoji.
+SCRIPTS = [
+    (0x20, 0x7E), (0xA0, 0x24F), (0x370, 0x5FF), (0x600, 0x6FF), (0x900, 0xDFF), (0x2000, 0x206F), (0x3040, 0x30FF),
+    (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x1F300, 0x1F6FF),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gemma3_metadata(gemma3_path):
+    return GgufFile(gemma3_path).metadata
+
+
+@pytest.fixture(scope="module")
+def gemma3(gemma3_metadata):
+    return Tokenizer.from_gguf(gemma3_metadata)
+
+
+@pytest.fixture(scope="module")
+def gemma3_sentence_piece(gemma3_metadata):
+    """SentencePiece itself, on the tables of the file."""
+    model = sentencepiece_model_pb2.ModelProto()
+    tables = (gemma3_metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    for piece, score, kind in zip(*tables, strict=True):
+        kind = model.SentencePiece.UNKNOWN if piece == "<unk>" else int(kind)  # the same numbers, but for this one
+        escaped = piece.replace(" ", "▁") if not piece.strip(" ") else piece
+        model.pieces.add(piece=escaped, score=float(score), type=kind)
+    trainer = model.trainer_spec
+    trainer.model_type, trainer.byte_fallback, trainer.vocab_size = trainer.BPE, True, len(model.pieces)
+    trainer.pad_id, trainer.eos_id, trainer.bos_id, trainer.unk_id = range(4)
+    trainer.pad_piece, trainer.eos_piece, trainer.bos_piece, trainer.unk_piece = "<pad>", "<eos>", "<bos>", "<unk>"
+    normalizer = model.normalizer_spec
+    normalizer.name = "identity"
+    normalizer.add_dummy_prefix = normalizer.remove_extra_whitespaces = False
+    return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
+
+def random_texts(count):
+    draw = random.Random(3)
+    for _ in range(count):
+        low, high = draw.choice(SCRIPTS)
+        yield "".join(chr(draw.randint(low, high)) if draw.random() < 0.8 else " " for _ in range(draw.randint(1, 30)))
+
+
+def test_gemma3_ids_equal_sentence_piece(gemma3, gemma3_sentence_piece):
+    for text in [*GEMMA3_TEXTS, *random_texts(3000)]:
+        ids = gemma3.encode(text)
+        assert ids == [2, *gemma3_sentence_piece.encode(text)], text
+        assert gemma3.decode(ids) == text.replace("▁", " ")  # which SentencePiece does not tell apart
+
+
+def test_gemma3_streams_give_the_text(gemma3):
+    for text in [*GEMMA3_TEXTS, *random_texts(300)]:
+        prompt, *output = gemma3.encode(text)
+        detokenizer = IncrementalDetokenizer(gemma3, [prompt])
+        assert "".join([*(detokenizer.push([token]) for token in output), detokenizer.finish()]) == gemma3.decode(
+            output
+        )
+
+
+def test_gemma3_control_tokens(gemma3):
+    assert gemma3.encode("<start_of_turn>user\nhi<end_of_turn>\n") == [2, 105, 2364, 107, 2202, 106, 107]
+    assert gemma3.decode([2, 105, 2364, 107, 2202, 106, 107]) == "user\nhi\n"
+    assert (gemma3.bos_token, gemma3.eos_token, gemma3.eos_token_ids) == ("<bos>", "<eos>", (1, 106))
+    assert gemma3.chat_templates == {}  # a base model

@@ -9,6 +9,7 @@ from gguf_builder import Gguf, Tensor, array, scalar, text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmsrv import _testing
 from llmsrv._core import expected_weights
 from llmsrv.models import blueprint_from_config, blueprint_from_gguf
 from llmsrv.models.llama import uninterleaved_rows
@@ -38,6 +39,21 @@ QWEN2 = BASE | {
     "use_sliding_window": False,
     "sliding_window": 48,
     "max_window_layers": 2,
+}
+GEMMA3 = {key: value for key, value in BASE.items() if key not in ("hidden_act", "tie_word_embeddings")} | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 25,
+    "rope_local_base_freq": 300.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 48,
+    "sliding_window_pattern": 3,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -71,7 +87,7 @@ def test_llama():
     assert (found.spec.rope_scaling, found.spec.sliding_window) == (None, None)
 
 
-@pytest.mark.parametrize("config", [LLAMA, MISTRAL, QWEN2, LLAMA | {"tie_word_embeddings": True}])
+@pytest.mark.parametrize("config", [LLAMA, MISTRAL, QWEN2, GEMMA3, LLAMA | {"tie_word_embeddings": True}])
 def test_every_weight_has_its_own_source(config):
     found = blueprint(config)
     assert found.sources.keys() == expected_weights(found.spec).keys()
@@ -112,11 +128,64 @@ def test_qwen2_bias_and_window():
     assert spec(QWEN2).qkv_bias is True
     assert spec(QWEN2).sliding_window is None
     windowed = QWEN2 | {"use_sliding_window": True}
+    some = spec(windowed | {"max_window_layers": 1})
+    assert (some.sliding_window, some.windowed_layers) == (48, [False, True])
     assert spec(windowed).sliding_window is None  # from layer 2 on, and there are two
     assert spec(windowed | {"max_window_layers": 0}).sliding_window == 48
     assert spec(windowed | {"sliding_window": None, "max_window_layers": 0}).sliding_window is None
     assert spec(QWEN2 | {"layer_types": ["full_attention"] * 2}).sliding_window is None
     assert spec(windowed | {"layer_types": ["sliding_attention"] * 2}).sliding_window == 48
+
+
+def test_gemma3():
+    found = blueprint(GEMMA3)
+    assert found.architecture == "Gemma3ForCausalLM"
+    made = found.spec
+    assert (made.gate, made.head_norms, made.post_norms, made.tied_embeddings) == ("gelu_tanh", True, True, True)
+    assert (made.head_dim, made.attention_scale, made.embedding_scale) == (32, 0.2, 8.0)
+    assert (made.sliding_window, made.windowed_layers) == (48, [True, True, False, True, True, False, True])
+    assert (made.rope_theta, made.window_rope_theta) == (20000.0, 300.0)
+    assert (made.rope_scaling.kind, made.rope_scaling.factor) == ("linear", 8.0)
+    assert found.sources["layers.1.ffn_norm"].tensor == "model.layers.1.pre_feedforward_layernorm.weight"
+    assert found.sources["layers.1.attn_post_norm"].tensor == "model.layers.1.post_attention_layernorm.weight"
+    offsets = {name.split(".")[-1]: source.offset for name, source in found.sources.items()}
+    norms = {name for name in offsets if "norm" in name}
+    assert norms == {"attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm", "q_norm", "k_norm", "final_norm"}
+    assert {name for name, offset in offsets.items() if offset == 1.0} == norms
+    assert {offsets[name] for name in offsets.keys() - norms} == {0.0}
+
+
+def test_gemma3_defaults():
+    sizes = ("head_dim", "num_key_value_heads", "query_pre_attn_scalar", "rms_norm_eps", "max_position_embeddings")
+    places = ("sliding_window", "sliding_window_pattern", "rope_theta", "rope_local_base_freq", "rope_scaling")
+    made = spec(without(GEMMA3, *sizes, *places))
+    assert (made.head_dim, made.num_kv_heads, made.attention_scale) == (256, 4, 1 / 16)
+    assert (made.rms_norm_eps, made.max_position, made.sliding_window) == (1e-6, 131072, 4096)
+    assert made.windowed_layers == [True] * 5 + [False, True]
+    assert (made.rope_theta, made.window_rope_theta, made.rope_scaling) == (1e6, 1e4, None)
+
+
+def test_gemma3_layer_types_count_more_than_the_pattern():
+    kinds = ["full_attention"] * 6 + ["sliding_attention"]
+    assert spec(GEMMA3 | {"layer_types": kinds}).windowed_layers == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"full_attention": {"rope_theta": 7.0, "rope_type": "linear", "factor": 2.0}},
+         "rope_local_base_freq": 3.0},
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 3.0}}, "rope_theta": 7.0},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 7.0, "rope_local_base_freq": 3.0},
+    ],
+)  # fmt: skip
+def test_gemma3_rope_in_every_spelling(rope):
+    made = spec(GEMMA3 | {"rope_scaling": None} | rope)
+    assert (made.rope_theta, made.window_rope_theta, made.rope_scaling.factor) == (7.0, 3.0, 2.0)
+    plain, windowed = (np.array(_testing.rope_frequencies(made, layer)) for layer in (2, 0))
+    assert windowed == pytest.approx(3.0 ** (-np.arange(16) / 16))
+    assert plain == pytest.approx(7.0 ** (-np.arange(16) / 16) / 2.0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +218,7 @@ REFUSED = {
     "no architecture": (without(LLAMA, "architectures"), "architectures is missing; it needs exactly one name"),
     "unknown architecture": (
         LLAMA | {"architectures": ["GPT2LMHeadModel"]},
-        "is not supported; known are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM",
+        "is not supported; known are Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM",
     ),
     "two architectures": (LLAMA | {"architectures": ["LlamaForCausalLM", "x"]}, "needs exactly one name"),
     "missing size": (without(LLAMA, "hidden_size"), "hidden_size is missing; it needs an integer from 1"),
@@ -188,12 +257,27 @@ REFUSED = {
     "llama with window": (LLAMA | {"sliding_window": 16}, "may change the computation: sliding_window = 16"),
     "mistral bias": (MISTRAL | {"attention_bias": True}, "attention_bias = True"),
     "window zero": (MISTRAL | {"sliding_window": 0}, "sliding_window = 0: needs an integer from 1"),
-    "qwen2 some windows": (
-        QWEN2 | {"use_sliding_window": True, "max_window_layers": 1},
-        "a sliding window in only some layers is not supported",
-    ),
     "qwen2 layer types": (QWEN2 | {"layer_types": ["full_attention"]}, "for each layer"),
     "qwen2 contradiction": (QWEN2 | {"layer_types": ["sliding_attention"] * 2}, "use_sliding_window switches off"),
+    "gemma3 activation": (GEMMA3 | {"hidden_activation": "gelu"}, "only gelu_pytorch_tanh is supported"),
+    "gemma3 other activation key": (GEMMA3 | {"hidden_act": "silu"}, "hidden_act = 'silu': only gelu_pytorch_tanh"),
+    "gemma3 bias": (GEMMA3 | {"attention_bias": True}, "biases of the attention layers are not supported"),
+    "gemma3 soft cap of scores": (GEMMA3 | {"attn_logit_softcapping": 50.0}, "soft caps are not supported"),
+    "gemma3 soft cap of logits": (GEMMA3 | {"final_logit_softcapping": 30.0}, "soft caps are not supported"),
+    "gemma3 bidirectional": (GEMMA3 | {"use_bidirectional_attention": True}, "only causal attention is supported"),
+    "gemma3 layer types": (GEMMA3 | {"layer_types": ["full_attention"]}, "for each layer"),
+    "gemma3 no window": (GEMMA3 | {"sliding_window": None}, "sliding_window = None: needs an integer"),
+    "gemma3 one rope": (
+        GEMMA3 | {"rope_scaling": None, "rope_parameters": {"rope_type": "default"}},
+        "rope_parameters: keys that are not supported and may change the computation: rope_type",
+    ),
+    "gemma3 two ropes": (GEMMA3 | {"rope_parameters": {"full_attention": {}}}, "only one of the two can count"),
+    "gemma3 scaled windows": (
+        GEMMA3
+        | {"rope_scaling": None, "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "scaling in layers with a window is not supported",
+    ),
+    "gemma3 unknown key": (GEMMA3 | {"altup_num_inputs": 4}, "altup_num_inputs = 4"),
     "multimodal": (QWEN2 | {"use_mrope": True}, "multimodal RoPE is not supported"),
 }
 
@@ -210,8 +294,8 @@ json_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(
 
 
 @given(
-    st.sampled_from([LLAMA, MISTRAL, QWEN2]),
-    st.sampled_from([*LLAMA, "rope_scaling", "rope_parameters", "sliding_window", "layer_types", "head_dim"]),
+    st.sampled_from([LLAMA, MISTRAL, QWEN2, GEMMA3]),
+    st.sampled_from([*{**LLAMA, **GEMMA3}, "rope_parameters", "layer_types"]),
     json_values | st.dictionaries(st.sampled_from([*LLAMA3, "rope_theta"]), json_values),
 )
 def test_any_value_is_understood_or_refused(config, key, value):
@@ -224,11 +308,11 @@ def test_any_value_is_understood_or_refused(config, key, value):
     assert message.startswith("config.json: ")
 
 
-def gguf_model(prefix="llama", heads=4, kv_heads=2, head_dim=16, extra_keys=(), extra_tensors=()):
-    """Header of a GGUF model of one layer; the tensors' data is zero."""
+def gguf_model(prefix="llama", layers=1, heads=4, kv_heads=2, head_dim=16, extra_keys=(), extra_tensors=()):
+    """Header of a GGUF model; the tensors' data is zero."""
     keys = {
         "general.architecture": text(prefix),
-        f"{prefix}.block_count": scalar(4, 1),
+        f"{prefix}.block_count": scalar(4, layers),
         f"{prefix}.context_length": scalar(4, 512),
         f"{prefix}.embedding_length": scalar(4, heads * 16),
         f"{prefix}.feed_forward_length": scalar(4, 80),
@@ -276,6 +360,31 @@ def test_gguf_qwen2_rows_are_not_permuted(tmp_path):
     assert (found.spec.qkv_bias, found.spec.tied_embeddings) == (True, False)
     assert found.sources["lm_head"].tensor == "output.weight"
     assert all(source.rows is None for source in found.sources.values())
+
+
+GEMMA3_KEYS = {"gemma3.attention.sliding_window": scalar(4, 48), "gemma3.attention.key_length": scalar(4, 16)}
+
+
+def test_gguf_gemma3(tmp_path):
+    found = gguf_blueprint(tmp_path, prefix="gemma3", layers=7, extra_keys=GEMMA3_KEYS)
+    made = found.spec
+    assert (found.architecture, made.gate, made.embedding_scale) == ("Gemma3ForCausalLM", "gelu_tanh", 8.0)
+    assert (made.sliding_window, made.windowed_layers) == (48, [True] * 5 + [False, True])
+    assert (made.rope_theta, made.window_rope_theta, made.attention_scale) == (20000.0, 10000.0, None)
+    assert found.sources["layers.6.ffn_post_norm"].tensor == "blk.6.post_ffw_norm.weight"
+    assert all(source.rows is None and source.offset == 0.0 for source in found.sources.values())
+
+
+def test_gguf_gemma3_of_62_layers_scales_attention_by_the_width_of_a_head(tmp_path):
+    keys = {"gemma3.attention.key_length": scalar(4, 32), "gemma3.rope.dimension_count": None}
+    made = gguf_blueprint(tmp_path, prefix="gemma3", layers=62, extra_keys=keys).spec
+    assert (made.head_dim, made.attention_scale, made.sliding_window) == (32, 0.25, None)
+
+
+def test_gguf_gemma3_options(tmp_path):
+    keys = {"gemma3.rope.freq_base_swa": scalar(6, 500.0), "gemma3.attention.sliding_window_pattern": scalar(4, 2)}
+    made = gguf_blueprint(tmp_path, prefix="gemma3", layers=3, extra_keys=GEMMA3_KEYS | keys).spec
+    assert (made.window_rope_theta, made.windowed_layers) == (500.0, [True, False, True])
 
 
 def test_gguf_per_layer_array_of_equal_values(tmp_path):
@@ -333,9 +442,14 @@ def test_gguf_linear_scaling(tmp_path):
 
 BAD_GGUF = {
     "unknown architecture": (
-        {"prefix": "gemma3"},
-        "general.architecture = 'gemma3': is not supported; known are llama",
+        {"prefix": "gemma2"},
+        "general.architecture = 'gemma2': is not supported; known are gemma3, llama",
     ),
+    "soft cap": (
+        {"prefix": "gemma3", "extra_keys": {"gemma3.final_logit_softcapping": scalar(6, 30.0)}},
+        "soft caps are not supported",
+    ),
+    "base of RoPE": ({"prefix": "gemma3", "extra_keys": {"gemma3.rope.freq_base": None}}, "freq_base is missing"),
     "experts": ({"extra_keys": {"llama.expert_count": scalar(4, 8)}}, "mixtures of experts are not supported"),
     "experts by layer": ({"extra_keys": {"llama.expert_count": array(4, [0, 8])}}, "mixtures of experts"),
     "yarn": ({"extra_keys": {"llama.rope.scaling.type": text("yarn")}}, "this kind of RoPE scaling is not supported"),

@@ -34,18 +34,21 @@ class HookedBackend : public Backend {
   }
 
  private:
-  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, TensorView out) override {
+  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) override {
     begin_step_();
-    real_->embed(ids, table, out);
+    real_->embed(ids, table, scale, out);
   }
   void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
                  std::span<const float> bias, Accumulate mode, TensorView out) override {
     real_->linear(in, prologue, weights, bias, mode, out);
   }
-  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const RopeTable& rope,
-                            std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
-                            const KvLayer& cache) override {
-    real_->rope_and_store_kv(qkv, shape, rope, positions, slots, cache);
+  void do_add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) override {
+    real_->add_rms_norm(in, norm, out);
+  }
+  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
+                            const RopeTable& rope, std::span<const std::int32_t> positions,
+                            std::span<const KvSlot> slots, const KvLayer& cache) override {
+    real_->rope_and_store_kv(qkv, shape, norms, rope, positions, slots, cache);
   }
   void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
                           std::span<const AttentionRange> ranges, const AttentionOptions& options,

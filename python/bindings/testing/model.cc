@@ -154,7 +154,7 @@ void register_model(py::module_& module) {
              py::arg("chunk") = 64, py::arg("kv_cache_dtype") = "float32", py::arg("threads") = 1, py::arg("isa") = "");
   module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(),
              py::arg("steps"));
-  module.def("rope_frequencies", &rope_frequencies, py::arg("spec"));
+  module.def("rope_frequencies", &rope_frequencies, py::arg("spec"), py::arg("layer"));
 }
 
 }  // namespace llmsrv::testing

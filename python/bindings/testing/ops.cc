@@ -18,15 +18,19 @@ namespace {
 
 // Each operation returns how often it allocated.
 
+// `norms`: weights of queries and of keys, and epsilon.
 long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const Floats& sin, const Ints& positions,
-                       const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache) {
+                       const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache,
+                       const std::optional<std::tuple<Floats, Floats, float>>& norms) {
   const RopeTable rope{cos.data(), sin.data(), static_cast<int>(cos.shape(0))};
   std::vector<KvSlot> kv_slots;
   for (const auto& [block, offset] : slots) kv_slots.push_back({block, offset});
   const TensorView rows = view(qkv);
+  std::optional<HeadNorms> head_norms;
+  if (norms) head_norms = HeadNorms{span(std::get<0>(*norms)), span(std::get<1>(*norms)), std::get<2>(*norms)};
   py::gil_scoped_release release;
   const long before = allocation_count();
-  test.backend->rope_and_store_kv(rows, cache.shape, rope, span(positions), kv_slots, cache.layer);
+  test.backend->rope_and_store_kv(rows, cache.shape, head_norms, rope, span(positions), kv_slots, cache.layer);
   return allocation_count() - before;
 }
 
@@ -66,15 +70,16 @@ long move_blocks(TestBackend& test, const std::vector<const KvCache*>& from, con
   return allocation_count() - before;
 }
 
-// `norm`: weights and epsilon of an RMS norm before; `gated`: the input is gates and factors.
+// `norm`: weights and epsilon of an RMS norm before; `gate`: the input is gates of that kind, and factors.
 long linear(TestBackend& test, Floats in, std::span<const PackedMatrix> weights, const std::optional<Floats>& bias,
-            bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
+            bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm,
+            const std::optional<std::string>& gate) {
   const TensorView in_view = view(in);
   const TensorView out_view = view(out);
   const std::span<const float> bias_values = bias ? span(*bias) : std::span<const float>();
-  const Prologue prologue = norm    ? Prologue(RmsNorm{span(norm->first), norm->second})
-                            : gated ? Prologue(GatedMul{})
-                                    : Prologue();
+  const Prologue prologue = norm   ? Prologue(RmsNorm{span(norm->first), norm->second})
+                            : gate ? Prologue(GatedMul{*gate == "silu" ? GateKind::kSilu : GateKind::kGeluTanh})
+                                   : Prologue();
   py::gil_scoped_release release;
   const long before = allocation_count();
   test.backend->linear(in_view, prologue, weights, bias_values,
@@ -83,12 +88,14 @@ long linear(TestBackend& test, Floats in, std::span<const PackedMatrix> weights,
 }
 
 long linear_of_matrix(TestBackend& test, Floats in, const PackedMatrix& weight, const std::optional<Floats>& bias,
-                      bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
-  return linear(test, in, {&weight, 1}, bias, add, out, norm, gated);
+                      bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm,
+                      const std::optional<std::string>& gate) {
+  return linear(test, in, {&weight, 1}, bias, add, out, norm, gate);
 }
 long linear_of_stack(TestBackend& test, Floats in, const MatrixStack& weights, const std::optional<Floats>& bias,
-                     bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm, bool gated) {
-  return linear(test, in, weights.parts(), bias, add, out, norm, gated);
+                     bool add, Floats out, const std::optional<std::pair<Floats, float>>& norm,
+                     const std::optional<std::string>& gate) {
+  return linear(test, in, weights.parts(), bias, add, out, norm, gate);
 }
 
 void register_backend(py::module_& m) {
@@ -104,18 +111,26 @@ void register_backend(py::module_& m) {
           py::arg("shape"))
       .def(
           "embed",
-          [](TestBackend& test, const Ints& ids, const PackedMatrix& table, Floats out) {
+          [](TestBackend& test, const Ints& ids, const PackedMatrix& table, Floats out, float scale) {
             const long before = allocation_count();
-            test.backend->embed(span(ids), table, view(out));
+            test.backend->embed(span(ids), table, scale, view(out));
             return allocation_count() - before;
           },
-          py::arg("ids"), py::arg("table"), py::arg("out").noconvert())
+          py::arg("ids"), py::arg("table"), py::arg("out").noconvert(), py::arg("scale") = 1.0f)
+      .def(
+          "add_rms_norm",
+          [](TestBackend& test, Floats in, const Floats& weight, float eps, Floats out) {
+            const long before = allocation_count();
+            test.backend->add_rms_norm(view(in), {span(weight), eps}, view(out));
+            return allocation_count() - before;
+          },
+          py::arg("x").noconvert(), py::arg("weight"), py::arg("eps"), py::arg("out").noconvert())
       .def("linear", &linear_of_matrix, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
-           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gated") = false)
+           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gate") = std::nullopt)
       .def("linear", &linear_of_stack, py::arg("x").noconvert(), py::arg("weight"), py::arg("bias"), py::arg("add"),
-           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gated") = false)
+           py::arg("out").noconvert(), py::kw_only(), py::arg("norm") = std::nullopt, py::arg("gate") = std::nullopt)
       .def("rope_and_store_kv", &rope_and_store_kv, py::arg("qkv").noconvert(), py::arg("cos"), py::arg("sin"),
-           py::arg("positions"), py::arg("slots"), py::arg("cache"))
+           py::arg("positions"), py::arg("slots"), py::arg("cache"), py::arg("norms") = std::nullopt)
       .def("paged_attention", &paged_attention, py::arg("qkv").noconvert(), py::arg("cache"), py::arg("ranges"),
            py::arg("scale"), py::arg("window"), py::arg("soft_cap"), py::arg("out").noconvert())
       .def("move_blocks", &move_blocks, py::arg("source"), py::arg("target"), py::arg("moves"));

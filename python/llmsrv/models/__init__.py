@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from llmsrv.models import llama, mistral, qwen2
+from llmsrv.models import gemma3, llama, mistral, qwen2
 from llmsrv.models.blueprint import Blueprint, WeightSource
 from llmsrv.models.config_reader import ConfigReader
 from llmsrv.weights.gguf import GgufFile
@@ -14,6 +14,7 @@ __all__ = ["Blueprint", "WeightSource", "blueprint_from_config", "blueprint_from
 
 # By the name in `architectures` of config.json.
 _CONFIG: dict[str, Callable[[ConfigReader, Mapping[str, StoredTensor]], Blueprint]] = {
+    gemma3.ARCHITECTURE: gemma3.blueprint_from_config,
     llama.ARCHITECTURE: llama.blueprint_from_config,
     mistral.ARCHITECTURE: mistral.blueprint_from_config,
     qwen2.ARCHITECTURE: qwen2.blueprint_from_config,
@@ -21,6 +22,7 @@ _CONFIG: dict[str, Callable[[ConfigReader, Mapping[str, StoredTensor]], Blueprin
 
 # By `general.architecture` of a GGUF file.
 _GGUF: dict[str, Callable[[GgufFile], Blueprint]] = {
+    "gemma3": gemma3.blueprint_from_gguf,
     "llama": llama.blueprint_from_gguf,
     "qwen2": qwen2.blueprint_from_gguf,
 }

@@ -17,6 +17,7 @@ class WeightSource:
 
     tensor: str
     rows: NDArray[np.int64] | None = None
+    offset: float = 0.0  # added to each stored value; for vectors only
 
 
 @dataclass(frozen=True)

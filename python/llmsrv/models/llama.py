@@ -64,6 +64,7 @@ HARMLESS_KEYS = frozenset(
         "attention_dropout",
         "attn_implementation",
         "bos_token_id",
+        "cache_implementation",
         "dtype",
         "embd_pdrop",
         "eos_token_id",
@@ -118,7 +119,12 @@ def dimensions_from_config(config: ConfigReader) -> dict[str, Any]:
 
 
 def finish_config(
-    config: ConfigReader, architecture: str, fields: dict[str, Any], tensors: Mapping[str, StoredTensor]
+    config: ConfigReader,
+    architecture: str,
+    fields: dict[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    names: Mapping[str, str] = HF_NAMES,
+    norm_offset: float = 0.0,
 ) -> Blueprint:
     """Checks that no key was overlooked and maps the weights of a Hugging Face folder."""
     config.finish(HARMLESS_KEYS, HARMLESS_PREFIXES)
@@ -127,8 +133,9 @@ def finish_config(
     derived = frozenset(name for name in tensors if name.endswith("rotary_emb.inv_freq"))
     copies = {}
     if spec.tied_embeddings and "lm_head.weight" in tensors:
-        copies["lm_head.weight"] = HF_NAMES["embed"]
-    return Blueprint(architecture, spec, map_sources(spec, HF_NAMES), derived, copies)
+        copies["lm_head.weight"] = names["embed"]
+    sources = map_sources(spec, names, norm_offset=norm_offset)
+    return Blueprint(architecture, spec, sources, derived, copies)
 
 
 def blueprint_from_gguf(file: GgufFile) -> Blueprint:
@@ -211,13 +218,18 @@ def map_sources(
     spec: ModelSpec,
     names: Mapping[str, str],
     row_order: Callable[[str], NDArray[np.int64] | None] = lambda part: None,
+    norm_offset: float = 0.0,
 ) -> dict[str, WeightSource]:
-    """Where each weight of the model comes from. `row_order` maps the last part of our name, for example "q"."""
+    """Where each weight of the model comes from. `row_order` maps the last part of our name, for example "q".
+
+    `norm_offset` is what the stored weights of norms lack.
+    """
     sources = {}
     for weight in expected_weights(spec):
         layer, part = _split_layer(weight)
         pattern = f"layers.{{i}}.{part}" if layer else part
-        sources[weight] = WeightSource(names[pattern].replace("{i}", layer), row_order(part))
+        offset = norm_offset if part.endswith("norm") else 0.0
+        sources[weight] = WeightSource(names[pattern].replace("{i}", layer), row_order(part), offset)
     return sources
 
 

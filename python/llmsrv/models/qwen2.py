@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from llmsrv.models.blueprint import Blueprint
 from llmsrv.models.config_reader import ConfigReader
@@ -27,14 +28,14 @@ _DEFAULT_MAX_POSITION = 32768
 
 
 def blueprint_from_config(config: ConfigReader, tensors: Mapping[str, StoredTensor]) -> Blueprint:
-    """Qwen2ForCausalLM. The sliding window counts only with `use_sliding_window`, and then for all layers or none."""
+    """Qwen2ForCausalLM. The sliding window counts only with `use_sliding_window`."""
     config.require("use_mrope", False, "multimodal RoPE is not supported")
     fields = dimensions_from_config(config)
     fields["qkv_bias"] = True
     fields["max_position"] = config.integer("max_position_embeddings", _DEFAULT_MAX_POSITION)
     if not config.has("num_key_value_heads") and not config.says_null("num_key_value_heads"):
         fields["num_kv_heads"] = _DEFAULT_KV_HEADS
-    fields["sliding_window"] = _sliding_window(config, fields["num_layers"])
+    fields |= _windows(config, fields["num_layers"])
     return finish_config(config, ARCHITECTURE, fields, tensors)
 
 
@@ -47,8 +48,8 @@ def blueprint_from_gguf(file: GgufFile) -> Blueprint:
     return Blueprint(ARCHITECTURE, spec, map_sources(spec, GGUF_NAMES), gguf_derived(file))
 
 
-def _sliding_window(config: ConfigReader, num_layers: int) -> int | None:
-    """The window of all layers, or None. A model that mixes windows and full attention is refused."""
+def _windows(config: ConfigReader, num_layers: int) -> dict[str, Any]:
+    """By `layer_types`, or from layer `max_window_layers` on."""
     enabled = config.flag("use_sliding_window", False) and not config.says_null("sliding_window")
     window = config.integer("sliding_window", _DEFAULT_WINDOW)
     first = config.integer("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS, low=0)
@@ -57,10 +58,9 @@ def _sliding_window(config: ConfigReader, num_layers: int) -> int | None:
         kinds = ["sliding_attention" if enabled and layer >= first else "full_attention" for layer in range(num_layers)]
     if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise config.error("layer_types", "needs one of full_attention and sliding_attention for each layer")
-    if len(set(kinds)) > 1:
-        raise config.error("max_window_layers", "a sliding window in only some layers is not supported")
-    if kinds[0] == "full_attention":
-        return None
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    if not any(windowed):
+        return {}
     if not enabled:
         raise config.error("layer_types", "asks for a sliding window that use_sliding_window switches off")
-    return window
+    return {"sliding_window": window, "windowed_layers": windowed}

@@ -25,14 +25,23 @@ _FACTOR_TOLERANCE = 1e-5
 def rope_from_config(config: ConfigReader) -> tuple[float, RopeScaling | None]:
     """Base and scaling from config.json: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling`."""
     config.require("partial_rotary_factor", 1.0, "rotating a part of each head is not supported")
-    theta = config.number("rope_theta", _DEFAULT_THETA, low=1.0, high=_MAX_THETA)
+    theta = read_theta(config, "rope_theta", _DEFAULT_THETA)
     if config.has("rope_parameters") and config.has("rope_scaling"):
         raise config.error("rope_scaling", "rope_parameters is there too; only one of the two can count")
     key = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
-    rope = ConfigReader(config.section(key), f"{config.where}: {key}")
+    return read_rope(ConfigReader(config.section(key), f"{config.where}: {key}"), theta)
+
+
+def read_theta(config: ConfigReader, key: str, default: float | None = None) -> float:
+    """The base of RoPE; a required one when there is no default."""
+    return config.number(key, default, low=1.0, high=_MAX_THETA)
+
+
+def read_rope(rope: ConfigReader, theta: float) -> tuple[float, RopeScaling | None]:
+    """Base and scaling from one object that describes RoPE. `theta` is the base that stands outside of it."""
     kind_key = "rope_type" if rope.has("rope_type") else "type"
     kind = rope.text(kind_key, "default")
-    theta = rope.number("rope_theta", theta, low=1.0, high=_MAX_THETA)
+    theta = read_theta(rope, "rope_theta", theta)
     rope.require("partial_rotary_factor", 1.0, "rotating a part of each head is not supported")
     scaling = _scaling(rope, kind_key, kind)
     # Older files carry both names of the kind.
@@ -66,7 +75,7 @@ def rope_from_gguf(
 ) -> tuple[float, RopeScaling | None]:
     """Base and scaling from GGUF keys and, when the file has them, the factors of `rope_freqs.weight`."""
     metadata.require(f"{prefix}.rope.dimension_count", head_dim, f"only the whole head, {head_dim}, can be rotated")
-    theta = metadata.number(f"{prefix}.rope.freq_base", _DEFAULT_THETA, low=1.0, high=_MAX_THETA)
+    theta = read_theta(metadata, f"{prefix}.rope.freq_base", _DEFAULT_THETA)
     kind_key = f"{prefix}.rope.scaling.type"
     kind = metadata.text(kind_key, "none")
     if kind not in ("none", "linear"):

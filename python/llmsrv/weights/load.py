@@ -62,7 +62,10 @@ def _read_weights(weights: Weights, files: ModelFiles, progress: ProgressCallbac
             data = reader.data(tensor)
             if source.rows is not None:
                 data = _gather_rows(data, source.rows)
-            weights.set(weight, tensor.format, tensor.shape, data)
+            if source.offset:
+                weights.set(weight, "f32", tensor.shape, _float32(data, tensor) + np.float32(source.offset))
+            else:
+                weights.set(weight, tensor.format, tensor.shape, data)
             reader.drop_pages(tensor)
             done += tensor.nbytes
             progress(done, total)
@@ -71,6 +74,17 @@ def _read_weights(weights: Weights, files: ModelFiles, progress: ProgressCallbac
 def _gather_rows(data: memoryview, rows: NDArray[np.int64]) -> memoryview:
     """The bytes with row rows[r] at place r. Rows are whole blocks in every format, so they move as they are."""
     return np.frombuffer(data, np.uint8).reshape(rows.size, -1)[rows].reshape(-1).data
+
+
+def _float32(data: memoryview, tensor: StoredTensor) -> NDArray[np.float32]:
+    """The values of a tensor of plain floats."""
+    if tensor.format == "f32":
+        return np.frombuffer(data, np.float32)
+    if tensor.format == "f16":
+        return np.frombuffer(data, np.float16).astype(np.float32)
+    if tensor.format == "bf16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    raise ValueError(f"{tensor.path}: {tensor.name} is {tensor.format}; only plain floats are supported here")
 
 
 def _check_copy(reader: TensorReader, copy: StoredTensor, original: StoredTensor) -> None:
