@@ -5,7 +5,7 @@ is right only where the team has all cores that this process may use: then no ot
 threads than cores the system chooses better, for it knows who else is there: two daemons that pin two threads of a big
 machine would both take the same two cores and leave the others idle. `--pin-threads` is for those who know.
 
-On two cores that others used as well, decoding at one and at eight streams was as fast pinned as free, within 3 %, in
+On two cores that others used as well, decoding at one and at eight streams was as fast pinned as free, within noise, in
 process and served.
 """
 
