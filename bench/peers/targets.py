@@ -47,5 +47,7 @@ AGAINST_BEST_FOUR_BITS = {
     ("decode", 32): Target(1.7, 2.5),
     ("decode", 64): Target(1.6, 2.3),
 }
+# Served, at so many clients, against the best server of the others.
+SERVED = {1: Target(1.6, 2.5), 8: Target(2.2, 4), 32: Target(2.5, 4), 64: Target(2.5, 4)}
 # The context at which the decode targets hold.
 TARGET_CONTEXT = 256

@@ -105,12 +105,13 @@ class Client:
 class HttpClient:
     """The same over HTTP, on sockets: a client library would cost more than the server that is measured.
 
-    A connection is used again by later requests. An event does not say how many tokens it has: each counts as one, and
-    the last gets what the usage at the end has more.
+    A connection is used again by later requests, unless `reuse` is off. An event does not say how many tokens it has:
+    each counts as one, and the last gets what the usage at the end has more.
     """
 
-    def __init__(self, target, vocab_size, seed, **fields):
+    def __init__(self, target, vocab_size, seed, *, reuse=True, **fields):
         self._host, _, self._port = target.rpartition(":")
+        self._reuse = reuse
         self._vocab_size = vocab_size
         self._seed = seed
         self._fields = fields
@@ -133,9 +134,11 @@ class HttpClient:
             status = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1].decode()
             if status == "200":
                 await self._read_events(reader, sample)
-                self._idle.append((reader, writer))
             else:
                 sample.error = status
+            if status == "200" and self._reuse:
+                self._idle.append((reader, writer))
+            else:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError) as error:
             sample.error = type(error).__name__
@@ -150,7 +153,8 @@ class HttpClient:
             if events:
                 sample.arrivals.append((time.perf_counter(), events))
             if b'"choices":[]' in chunk:
-                usage = json.loads(chunk[chunk.index(b'{"id"', chunk.rindex(b"data: {")) : chunk.rindex(b"}") + 1])
+                event = next(line for line in chunk.split(b"\n") if b'"choices":[]' in line)
+                usage = json.loads(event.removeprefix(b"data: "))
         await reader.readline()
         if usage is not None and sample.arrivals:
             last, _ = sample.arrivals.pop()
