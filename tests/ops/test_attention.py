@@ -260,14 +260,16 @@ def test_a_later_token_never_reaches_an_earlier_row(isa, rng, cache_dtype, poiso
     assert np.isnan(poisoned[29:]).all()
 
 
-def test_a_window_forgets_poison(isa, rng, cache_dtype):
+@pytest.mark.parametrize("count", [20, 21])
+def test_a_window_forgets_poison(isa, rng, cache_dtype, count):
+    """Also where the last poisoned position and the first clean one are a pair."""
     run = Run(rng, isa, _testing.HeadShape(2, 1, 16), 8, cache_dtype, [40])
     (s,) = run.sequences
     (clean,) = run.step([(s, 0, 40)], window=4)
-    s.qkv[:20, 2 * 16 :] = np.nan
+    s.qkv[:count, 2 * 16 :] = np.nan
     (poisoned,) = run.step([(s, 0, 40)], window=4)
-    assert_same_bits(poisoned[23:], clean[23:], "rows whose window starts after the poison")
-    assert np.isnan(poisoned[:23]).all()
+    assert_same_bits(poisoned[count + 3 :], clean[count + 3 :], "rows whose window starts after the poison")
+    assert np.isnan(poisoned[: count + 3]).all()
 
 
 def test_a_long_context(isa, rng, cache_dtype):
