@@ -3,7 +3,7 @@
 Definitions: the time is a quantile of the calls, the median by default (a low one shows more on a machine that others
 use). Weights (and caches) are cycled through so that no call finds its own in a cache. GB/s counts the weights (or the
 keys and values) once; GFLOP/s counts a multiply-add as two. `share` is the larger of the two shares of this machine's
-peaks: of read bandwidth, and of float multiply-adds, or of the int8 or bf16 dot products that linear layers use.
+peaks: of read bandwidth, and of float multiply-adds, or of the int8 or bf16 dot products that a kernel uses.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Bench:
             self.linear_flops_per_s = peaks.get(f"int8 dot ({isa})")
         elif table == "avx512_bf16" and self.dtype == "bf16":
             self.linear_flops_per_s = peaks["bf16 dot (avx512)"]
+        self.attention_flops_per_s = self.flops_per_s
+        if table == "avx512_bf16" and self.cache_dtype == "bf16":
+            self.attention_flops_per_s = peaks["bf16 dot (avx512)"]
         linear = (self.linear_flops_per_s or 0) / 1e9
         text = f"peaks: {self.bytes_per_s / 1e9:.1f} GB/s, {self.flops_per_s / 1e9:.0f} GFLOP/s, linear {linear:.0f}"
         self.report.add(
@@ -152,7 +155,7 @@ class Bench:
         seen = sum(context - rows + 1 + i for i in range(rows)) * sequences  # (row, token) pairs
         flops = 4.0 * seen * query_heads * dim
         size = {"seqs": sequences, "rows": rows, "context": context, "dim": dim}
-        self.add(name, seconds, caches[0].nbytes, flops, **size)
+        self.add(name, seconds, caches[0].nbytes, flops, self.attention_flops_per_s, **size)
 
 
 def main():

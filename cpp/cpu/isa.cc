@@ -43,8 +43,11 @@ const cpu::KernelTable& amx_table() {
 }
 
 const cpu::KernelTable& avx512_bf16_table() {
-  static const cpu::KernelTable table =
-      avx512_table_with(cpu::avx512_bf16::linear_bf16, cpu::avx512_bf16::linear_scratch_bytes);
+  static const cpu::KernelTable table = [] {
+    cpu::KernelTable made = avx512_table_with(cpu::avx512_bf16::linear_bf16, cpu::avx512_bf16::linear_scratch_bytes);
+    made.attention_bf16 = cpu::attention_avx512_bf16::attention_bf16;
+    return made;
+  }();
   return table;
 }
 #endif

@@ -107,6 +107,10 @@ namespace avx512_bf16 {
 void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
 size_t linear_scratch_bytes(int cols);
 }  // namespace avx512_bf16
+namespace attention_avx512_bf16 {
+void attention_bf16(const AttentionTask& task, const AttentionItem& item, int first_segment, int end_segment,
+                    float* partials);
+}  // namespace attention_avx512_bf16
 namespace amx {
 void linear_bf16(const LinearTask& task, int first_panel, int end_panel, uint8_t* scratch);
 size_t linear_scratch_bytes(int cols);

@@ -7,7 +7,7 @@ using Vec = Vec8;
 using NarrowVec = Vec8;
 constexpr int kRegisters = 16;
 constexpr int kTokenTile = 4;
-constexpr int kQueryTile = 6;
+constexpr int kQueryTile = 4;
 }  // namespace
 }  // namespace llmsrv::cpu::LLMSRV_ISA
 

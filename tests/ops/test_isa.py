@@ -20,12 +20,21 @@ ISA_FLAGS = {
     "amx": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mamx-tile", "-mamx-bf16"],
     "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"],
     "avx512_bf16": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"],
+    "attention_avx512_bf16": [
+        "-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"
+    ],
     "int8_scalar": [],
     "int8_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "int8_avx512": [
         "-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mgfni"
     ],
 }  # fmt: skip
+# These have only what differs from AVX-512.
+EXPORTS = {
+    "amx": ["linear_bf16", "linear_scratch_bytes"],
+    "avx512_bf16": ["linear_bf16", "linear_scratch_bytes"],
+    "attention_avx512_bf16": ["attention_bf16"],
+}
 BUILT = list(ISA_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["scalar", "int8_scalar"]
 
 
@@ -78,6 +87,4 @@ def test_kernel_objects_share_no_symbols(isa, tmp_path):
     assert shared == []
     exported = [line.split(" ", 2)[2] for line in listing.stdout.splitlines() if line.split()[1].isupper()]
     names = [name.split("(")[0] for name in exported]
-    # These two have only what differs from AVX-512.
-    wanted = ["linear_bf16", "linear_scratch_bytes"] if isa in ("amx", "avx512_bf16") else ["table"]
-    assert sorted(names) == [f"llmsrv::cpu::{isa}::{name}" for name in wanted]
+    assert sorted(names) == [f"llmsrv::cpu::{isa}::{name}" for name in EXPORTS.get(isa, ["table"])]

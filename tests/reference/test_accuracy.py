@@ -36,7 +36,7 @@ BOUNDS = {
     "q4_1": Bound(5e-3, 0.95),  # the demo's file as it is: its embedding table is q8_0
     "q4_0": Bound(5e-3, 0.95),
     "q8_0": Bound(5e-3, 0.95),
-    "bf16": Bound(1e-3, 0.99),
+    "bf16": Bound(1e-3, 0.985),
 }
 CACHE_BOUNDS = {"bfloat16": Bound(2e-4, 0.99), "int8": Bound(3e-3, 0.95)}
 

@@ -15,8 +15,8 @@ from llmsrv.weights.load import inspect_model
 GENERATED = 64
 MAX_LOGPROB_ERROR = 1e-3
 # How far the reference's own best logit may lie above our choice. Rounding the weights to bfloat16, in transformers
-# too, changes choices that are up to 0.06 apart.
-NEAR_TIE = 0.1
+# too, changes choices that are up to 0.06 apart; rounding activations and queries as well, up to 0.104.
+NEAR_TIE = 0.15
 
 QUESTIONS = [
     "Are dogs real?",
