@@ -97,7 +97,8 @@ std::vector<double> time_attention(TestBackend& test, Floats qkv, const std::vec
   }
   return time_calls(calls, [&](int i) {
     const KvCache& cache = *caches[static_cast<std::size_t>(i) % caches.size()];
-    test.backend->paged_attention(in_view, cache.shape, cache.layer, ranges, {scale, std::nullopt, std::nullopt}, out_view);
+    test.backend->paged_attention(in_view, cache.shape, cache.layer, ranges, {scale, std::nullopt, std::nullopt},
+                                  out_view);
   });
 }
 
