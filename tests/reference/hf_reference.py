@@ -88,3 +88,28 @@ def log_softmax(logits):
     """In double precision, so that only the logits' own errors count. [tokens, vocab]"""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+# Of float32 against float32, over every token of the vocabulary.
+MAX_LOGPROB_ERROR = 1e-3
+
+
+def continue_greedily(model, prompts, count):
+    """Each prompt with the reference's continuation, and the reference's logits of every position."""
+    generated = reference_generate(model, prompts, count)
+    sequences = [prompt + tokens for prompt, tokens in zip(prompts, generated, strict=True)]
+    return list(zip(sequences, reference_logits_of_all(model, sequences), strict=True))
+
+
+def check_logprobs(ours, continued):
+    """Every position of every sequence."""
+    for sequence, expected in continued:
+        found = ours.logits(sequence)
+        assert np.abs(log_softmax(found) - log_softmax(expected)).max() <= MAX_LOGPROB_ERROR
+        assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
+
+
+def check_generated(ours, prompts, continued, count):
+    """The engine itself, batched and token by token: the same ids as transformers' own generate()."""
+    for prompt, tokens, (sequence, _) in zip(prompts, ours.generate(prompts, count), continued, strict=True):
+        assert prompt + tokens == sequence

@@ -8,7 +8,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hf_reference import load_ours, log_softmax, reference_generate, reference_logits_of_all
+from hf_reference import (
+    check_generated,
+    check_logprobs,
+    continue_greedily,
+    load_ours,
+    log_softmax,
+    reference_generate,
+)
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from llmsrv.text.tokenizer import Tokenizer
@@ -16,7 +23,6 @@ from llmsrv.weights.gguf import GgufFile
 from llmsrv.weights.load import inspect_model
 
 GENERATED = 16
-MAX_LOGPROB_ERROR = 1e-3
 NEAR_TIE = 0.25  # how far the reference's own best logit may lie above the choice of weights in bfloat16
 
 # google/gemma-3-270m as published; everything else is the default of the architecture.
@@ -103,10 +109,7 @@ def prompts(tokenizer):
 
 @pytest.fixture(scope="module")
 def continued(reference, prompts):
-    """Each prompt with the reference's greedy continuation, and the reference's logits of every position."""
-    generated = reference_generate(reference, prompts, GENERATED)
-    sequences = [prompt + tokens for prompt, tokens in zip(prompts, generated, strict=True)]
-    return list(zip(sequences, reference_logits_of_all(reference, sequences), strict=True))
+    return continue_greedily(reference, prompts, GENERATED)
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +118,11 @@ def ours_float32(gemma3_path):
 
 
 def test_float32_logprobs(ours_float32, continued):
-    """Every position of every sequence, every token of the vocabulary."""
-    for sequence, expected in continued:
-        found = ours_float32.logits(sequence)
-        assert np.abs(log_softmax(found) - log_softmax(expected)).max() <= MAX_LOGPROB_ERROR
-        assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
+    check_logprobs(ours_float32, continued)
 
 
 def test_float32_engine_generates_the_reference_tokens(ours_float32, continued, prompts):
-    """The engine itself, batched and token by token: the same ids as transformers' own generate()."""
-    generated = ours_float32.generate(prompts, GENERATED)
-    for prompt, tokens, (sequence, _) in zip(prompts, generated, continued, strict=True):
-        assert prompt + tokens == sequence
+    check_generated(ours_float32, prompts, continued, GENERATED)
 
 
 def test_float32_engine_behind_two_windows(ours_float32, reference, tokenizer):

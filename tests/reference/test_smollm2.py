@@ -6,14 +6,13 @@ transformers unpacks the same quantized file to float32, so both sides start fro
 import numpy as np
 import pytest
 import torch
-from hf_reference import load_ours, log_softmax, reference_generate, reference_logits_of_all
+from hf_reference import check_generated, check_logprobs, continue_greedily, load_ours
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from llmsrv.text.tokenizer import Tokenizer
 from llmsrv.weights.load import inspect_model
 
 GENERATED = 64
-MAX_LOGPROB_ERROR = 1e-3
 # How far the reference's own best logit may lie above our choice. Rounding the weights to bfloat16, in transformers
 # too, changes choices that are up to 0.06 apart; rounding activations and queries as well, up to 0.104.
 NEAR_TIE = 0.15
@@ -67,10 +66,7 @@ def reference(smollm2_path):
 
 @pytest.fixture(scope="module")
 def continued(reference, prompts):
-    """Each prompt with the reference's greedy continuation, and the reference's logits of every position."""
-    generated = reference_generate(reference, prompts, GENERATED)
-    sequences = [prompt + tokens for prompt, tokens in zip(prompts, generated, strict=True)]
-    return list(zip(sequences, reference_logits_of_all(reference, sequences), strict=True))
+    return continue_greedily(reference, prompts, GENERATED)
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +75,11 @@ def ours_float32(smollm2_path):
 
 
 def test_float32_logprobs(ours_float32, continued):
-    """Every position of every sequence, every token of the vocabulary."""
-    for sequence, expected in continued:
-        found = ours_float32.logits(sequence)
-        assert np.abs(log_softmax(found) - log_softmax(expected)).max() <= MAX_LOGPROB_ERROR
-        assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
+    check_logprobs(ours_float32, continued)
 
 
 def test_float32_engine_generates_the_reference_tokens(ours_float32, continued, prompts):
-    """The engine itself, batched and token by token: the same ids as transformers' own generate()."""
-    generated = ours_float32.generate(prompts, GENERATED)
-    for prompt, tokens, (sequence, _) in zip(prompts, generated, continued, strict=True):
-        assert prompt + tokens == sequence
+    check_generated(ours_float32, prompts, continued, GENERATED)
 
 
 def test_bfloat16_greedy_tokens(smollm2_path, continued, prompts):

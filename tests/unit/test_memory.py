@@ -162,8 +162,8 @@ def test_the_refusal_names_the_largest_that_fit(available):
     with pytest.raises(ValueError, match="not enough memory"):
         check_plan(model, plan, config, available)
     if int(length) < asked["max_model_len"]:
-        longer = fitting | {"max_model_len": int(length) + 1}
-        needed = -(-longer["max_model_len"] // 16) * 16 * TOKEN_BYTES
+        longer = fitting | {"max_model_len": int(length) + 16}  # lengths are tried in whole blocks
+        needed = longer["max_model_len"] * TOKEN_BYTES
         model, config, plan = planned(1 << 20, **longer | {"kv_cache_memory": needed})
         with pytest.raises(ValueError, match="not enough memory"):
             check_plan(model, plan, config, available)
