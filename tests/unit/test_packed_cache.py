@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,6 +287,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
 
 START_SCRIPT = """
 import hashlib, sys
+import llmsrv
+llmsrv.__path__.append(sys.argv[3])  # where the testing module is
 from llmsrv import _testing
 from llmsrv.weights.load import PackedCache, inspect_model, load_weights
 files = inspect_model(sys.argv[1])
@@ -296,7 +299,8 @@ print(hashlib.sha256(_testing.forward_logits(weights, [5, 3, 90, 17, 3]).tobytes
 
 def test_many_processes_start_at_once(tmp_path):
     model = model_in(tmp_path / "model")
-    command = [sys.executable, "-c", START_SCRIPT, str(model), str(tmp_path / "cache")]
+    where = str(Path(_testing.__file__).parent)
+    command = [sys.executable, "-c", START_SCRIPT, str(model), str(tmp_path / "cache"), where]
     starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     answers = {start.communicate(timeout=120)[0] for start in starts}
     expected = hashlib.sha256(Start(model, tmp_path / "none").logits().tobytes()).hexdigest()
