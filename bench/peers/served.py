@@ -77,7 +77,7 @@ class Server:
         """(what it is, a client) of each protocol."""
         yield "http", HttpClient(self.http, VOCAB, seed, reuse=False, **self._fields)
         if self.grpc:
-            yield "grpc", Client(self.grpc, 2, VOCAB, seed)
+            yield "grpc", Client(self.grpc, 2, VOCAB, f"{seed} grpc")  # other prompts: the first ones are cached now
 
     def stand_still(self):
         os.killpg(self._process.pid, signal.SIGSTOP)
