@@ -153,11 +153,9 @@ class CpuBackend final : public Backend {
 
   // All rows, in memory.
   TensorView made(const RowSource& rows) {
-    const TensorView ready = rows.is_ready()
-                                 ? rows.make(0, rows.rows(), nullptr)
-                                 : TensorView::f32(reinterpret_cast<float*>(rows_.data()), rows.rows(), rows.cols());
-    if (rows.is_ready()) return ready;
+    if (rows.is_ready()) return rows.make(0, rows.rows(), nullptr);
     LLMSRV_CHECK(rows.rows() <= limits_.tokens && rows.cols() <= limits_.input_cols);
+    const TensorView ready = TensorView::f32(reinterpret_cast<float*>(rows_.data()), rows.rows(), rows.cols());
     for_rows(rows.rows(), rows.cols(), [&](int t) { rows.make(t, 1, ready.f32_row(t)); });
     return ready;
   }
