@@ -32,7 +32,7 @@ def tiny_daemon(smollm2_path):
 
 def _one_at_a_time(smollm2_path, *flags):
     return Daemon(
-        *("--model", str(smollm2_path), "--max-model-len", "1024", "--kv-cache-memory", "64MiB"),
+        *("--model", str(smollm2_path), "--max-model-len", "8192", "--kv-cache-memory", "192MiB"),
         *("--max-num-seqs", "1", "--max-queued-requests", "4", *flags),
     )
 

@@ -272,7 +272,7 @@ def test_an_unknown_model_is_not_found(daemon):
 
 
 def test_a_request_id_is_used_once_at_a_time(daemon):
-    running = stream(daemon, request(request_id="mine", max_tokens=200))
+    running = stream(daemon, request(request_id="mine", max_tokens=900))
     assert next(running).start.request_id == "mine"
     error = refused(lambda: daemon.inference.Generate(request(request_id="mine")))
     assert error.code() is grpc.StatusCode.ALREADY_EXISTS
