@@ -68,13 +68,8 @@ struct Int8Vec8 : Vec8 {
   static I load_u8(const uint8_t* from) { return _mm256_cvtepu8_epi32(load_bytes(from)); }
   static I load_i8(const uint8_t* from) { return _mm256_cvtepi8_epi32(load_bytes(from)); }
 
-  static uint32_t largest_magnitude(const float* x) {
-    I largest = magnitudes(x);
-    for (int i = 8; i < 32; i += 8) largest = _mm256_max_epu32(largest, magnitudes(x + i));
-    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
-    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
-    return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+  static void largest_magnitudes(const float* x, ptrdiff_t stride, int count, uint32_t* bits) {
+    for (int t = 0; t < count; ++t) bits[t] = largest_magnitude(x + t * stride);
   }
   static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
     const I low = _mm256_cvtps_epi32(mul(load(x), set1(factor)));
@@ -89,6 +84,14 @@ struct Int8Vec8 : Vec8 {
   }
 
  private:
+  static uint32_t largest_magnitude(const float* x) {
+    I largest = magnitudes(x);
+    for (int i = 8; i < 32; i += 8) largest = _mm256_max_epu32(largest, magnitudes(x + i));
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+  }
   static I load_four(const int8_t* x) {
     int32_t word;
     memcpy(&word, x, sizeof(word));

@@ -51,12 +51,23 @@ struct Int8Vec16 : Vec16 {
   static I load_u8(const uint8_t* from) { return _mm512_cvtepu8_epi32(load_bytes(from)); }
   static I load_i8(const uint8_t* from) { return _mm512_cvtepi8_epi32(load_bytes(from)); }
 
-  // The bits of the largest |x[i]|, i < 32. As integers, infinities follow the numbers and NaNs the infinities.
-  static uint32_t largest_magnitude(const float* x) {
-    const I mask = _mm512_set1_epi32(0x7fffffff);
-    const I low = _mm512_and_si512(_mm512_loadu_si512(x), mask);
-    const I high = _mm512_and_si512(_mm512_loadu_si512(x + 16), mask);
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high));
+  // bits[t] = those of the largest |x[t * stride + i]|, i < 32. As integers, infinities follow the numbers and NaNs the
+  // infinities. REQUIRES: count <= 16
+  static void largest_magnitudes(const float* x, ptrdiff_t stride, int count, uint32_t* bits) {
+    if (count < 16) {
+      for (int t = 0; t < count; ++t) bits[t] = _mm512_reduce_max_epu32(magnitudes(x + t * stride));
+      return;
+    }
+    I four[4];  // element j of quarter i of vector v: the largest of quarter i of row 4 v + j
+    for (int v = 0; v < 4; ++v, x += 4 * stride) {
+      const F two = _mm512_castsi512_ps(larger_of_halves(magnitudes(x), magnitudes(x + stride)));
+      const F next = _mm512_castsi512_ps(larger_of_halves(magnitudes(x + 2 * stride), magnitudes(x + 3 * stride)));
+      four[v] = _mm512_max_epu32(_mm512_castps_si512(_mm512_shuffle_ps(two, next, 0x88)),
+                                 _mm512_castps_si512(_mm512_shuffle_ps(two, next, 0xdd)));
+    }
+    const I low = larger_of_quarters(four[0], four[1]);
+    const I high = larger_of_quarters(four[2], four[3]);
+    _mm512_storeu_si512(bits, larger_of_quarters(low, high));
   }
   // q[i] = x[i] * factor rounded to nearest even, for 16 values; returns the sum of q. REQUIRES: |x[i] * factor| < 128
   static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
@@ -69,6 +80,18 @@ struct Int8Vec16 : Vec16 {
   }
 
  private:
+  static I magnitudes(const float* x) {
+    const I mask = _mm512_set1_epi32(0x7fffffff);
+    return _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x), mask),
+                            _mm512_and_si512(_mm512_loadu_si512(x + 16), mask));
+  }
+  static I larger_of_halves(I a, I b) {
+    return _mm512_max_epu32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  }
+  static I larger_of_quarters(I a, I b) {
+    return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  }
+
   using Word __attribute__((may_alias)) = int32_t;
   // By hand, since GCC loads the broadcast into a register first, which costs 4 %.
   static void add_dot(I& sum, I w, const int8_t* x) {

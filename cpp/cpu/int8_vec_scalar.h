@@ -1,6 +1,8 @@
 // Four rows of packed integers in plain C.
 #pragma once
 
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "cpp/cpu/vec_scalar.h"
@@ -74,15 +76,8 @@ struct Int8Vec4 : Vec4 {
     return result;
   }
 
-  static uint32_t largest_magnitude(const float* x) {
-    uint32_t largest = 0;
-    for (int i = 0; i < 32; ++i) {
-      uint32_t bits;
-      memcpy(&bits, x + i, sizeof(bits));
-      bits &= 0x7fffffffu;
-      largest = bits > largest ? bits : largest;
-    }
-    return largest;
+  static void largest_magnitudes(const float* x, ptrdiff_t stride, int count, uint32_t* bits) {
+    for (int t = 0; t < count; ++t) bits[t] = largest_magnitude(x + t * stride);
   }
   static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
     int32_t sum = 0;
@@ -96,6 +91,16 @@ struct Int8Vec4 : Vec4 {
   }
 
  private:
+  static uint32_t largest_magnitude(const float* x) {
+    uint32_t largest = 0;
+    for (int i = 0; i < 32; ++i) {
+      uint32_t bits;
+      memcpy(&bits, x + i, sizeof(bits));
+      bits &= 0x7fffffffu;
+      largest = bits > largest ? bits : largest;
+    }
+    return largest;
+  }
   // As f16_to_float of base/float16.h, which a kernel file may not include.
   static float f16_value(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16;

@@ -198,15 +198,47 @@ __attribute__((always_inline)) inline void fetch_ahead(const uint8_t* block, int
   for (int line = 0; line < kLinesPerGroup; ++line) Vec::prefetch(at + line * kLineBytes);
 }
 
-// out[t * Vec::kLanes + lane] = the sum of token t over all groups, for the panel's rows `rows` ..
+// Where the results of a tile go: rows first_row .. of tokens first_token ..
+struct TilePlace {
+  int first_token;
+  int tokens;
+  int first_row;
+};
+
+// Adds the bias, and what `out` holds already; writes only what exists.
+template <int kTokens>
+__attribute__((always_inline)) inline void finish_tile(const Int8LinearTask& task, const TilePlace& place,
+                                                       const F (&acc)[kTokens]) {
+  const int left = task.rows - place.first_row;
+  float* out = task.out + place.first_token * task.out_stride + place.first_row;
+  if (left >= Vec::kLanes) {
+    const F bias = task.bias != nullptr ? Vec::load(task.bias + place.first_row) : Vec::zero();
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t, out += task.out_stride) {
+      if (t >= place.tokens) return;
+      const F value = Vec::add(acc[t], bias);
+      Vec::store(out, task.add ? Vec::add(Vec::load(out), value) : value);
+    }
+  } else if (left > 0) {
+    const F bias = task.bias != nullptr ? Vec::load_partial(task.bias + place.first_row, left) : Vec::zero();
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t, out += task.out_stride) {
+      if (t >= place.tokens) return;
+      const F value = Vec::add(acc[t], bias);
+      Vec::store_partial(out, task.add ? Vec::add(Vec::load_partial(out, left), value) : value, left);
+    }
+  }
+}
+
+// The sums of a tile over all groups, for the panel's rows `rows` ..
 // Not inlined: among the callers' variables the compiler would keep accumulators in memory.
 template <typename Format, int kTokens>
-__attribute__((noinline)) void sum_tile(const uint8_t* panel, int rows, bool fetch, const ActivationGroup<kTokens>* x,
-                                        int groups, float* out) {
+__attribute__((noinline)) void sum_tile(const Int8LinearTask& task, const TilePlace& place, const uint8_t* panel,
+                                        int rows, bool fetch, const ActivationGroup<kTokens>* x) {
   F acc[kTokens];
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) acc[t] = Vec::zero();
-  for (; groups > 0; groups -= Format::kBlock.groups, panel += Format::kBlock.bytes) {
+  for (int groups = task.groups; groups > 0; groups -= Format::kBlock.groups, panel += Format::kBlock.bytes) {
     const int here = min_of(groups, Format::kBlock.groups);
 #pragma GCC unroll 1
     for (int group = 0; group < here; ++group, ++x) {
@@ -214,30 +246,26 @@ __attribute__((noinline)) void sum_tile(const uint8_t* panel, int rows, bool fet
       add_group<Format>(unpack_group<Format>(panel, group, rows), *x, acc);
     }
   }
+  finish_tile(task, place, acc);
+}
+
+// The same for some groups, which are unpacked already. `carry`: [kTokens][Vec::kLanes], sums of the groups before and
+// after.
+template <typename Format, int kTokens>
+__attribute__((noinline)) void sum_unpacked(const Int8LinearTask& task, const TilePlace& place, int first_group,
+                                            int groups, const GroupWeights* weights, const ActivationGroup<kTokens>* x,
+                                            float* carry) {
+  F acc[kTokens];
 #pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) Vec::store(out + t * Vec::kLanes, acc[t]);
+  for (int t = 0; t < kTokens; ++t) acc[t] = first_group == 0 ? Vec::zero() : Vec::load(carry + t * Vec::kLanes);
+#pragma GCC unroll 1
+  for (int group = 0; group < groups; ++group) add_group<Format>(weights[group], x[first_group + group], acc);
+  if (first_group + groups == task.groups) return finish_tile(task, place, acc);
+#pragma GCC unroll 16
+  for (int t = 0; t < kTokens; ++t) Vec::store(carry + t * Vec::kLanes, acc[t]);
 }
 
 // --- linear ---------------------------------------------------------------------------------------------------------
-
-// Adds the bias, and what `out` holds already; writes only the columns that exist.
-void finish_rows(const Int8LinearTask& task, const float* tile, int first_token, int tokens, int first_row) {
-  const int left = task.rows - first_row;
-  if (left <= 0) return;
-  for (int t = 0; t < tokens; ++t, tile += Vec::kLanes) {
-    float* out = task.out + (first_token + t) * task.out_stride + first_row;
-    F value = Vec::load(tile);
-    if (left >= Vec::kLanes) {
-      if (task.bias != nullptr) value = Vec::add(value, Vec::load(task.bias + first_row));
-      if (task.add) value = Vec::add(Vec::load(out), value);
-      Vec::store(out, value);
-    } else {
-      if (task.bias != nullptr) value = Vec::add(value, Vec::load_partial(task.bias + first_row, left));
-      if (task.add) value = Vec::add(Vec::load_partial(out, left), value);
-      Vec::store_partial(out, value, left);
-    }
-  }
-}
 
 // Tile heights are compiled for each number of tokens up to 8, and for multiples of 4 above.
 constexpr int tile_height(int tokens) { return tokens <= 8 ? tokens : (tokens + 3) / 4 * 4; }
@@ -267,12 +295,47 @@ template <typename Format, int kTokens>
 void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tokens, bool is_first) {
   const uint8_t* weights = task.panels + task.panel_bytes * static_cast<size_t>(panel);
   const uint8_t* x = task.in + tile_offset(first_token, task.groups);
-  alignas(64) float tile[kTokens * Vec::kLanes];
   for (int rows = 0; rows < kPanelRows; rows += Vec::kLanes) {
     // Who reads a line first fetches what follows: the first vector of the first tokens.
     const bool fetch = is_first && rows == 0;
-    sum_tile<Format>(weights, rows, fetch, reinterpret_cast<const ActivationGroup<kTokens>*>(x), task.groups, tile);
-    finish_rows(task, tile, first_token, tokens, panel * kPanelRows + rows);
+    const TilePlace place{first_token, tokens, panel * kPanelRows + rows};
+    sum_tile<Format>(task, place, weights, rows, fetch, reinterpret_cast<const ActivationGroup<kTokens>*>(x));
+  }
+}
+
+constexpr int kBlockTokens = 256;
+constexpr int kUnpackedGroups = 32;  // that stay in the first level cache while the tiles of a block pass by
+
+// Groups [first, first + count) of a panel's rows `rows` .. Fetches the same of the next panel.
+// REQUIRES: `first` begins a superblock
+template <typename Format>
+void unpack_groups(const Int8LinearTask& task, int panel, int first, int count, int rows, GroupWeights* weights) {
+  constexpr packed::Superblock kBlock = Format::kBlock;
+  const uint8_t* block =
+      task.panels + task.panel_bytes * static_cast<size_t>(panel) + first / kBlock.groups * kBlock.bytes;
+  for (int i = 0; i < count; i += kBlock.groups, block += kBlock.bytes) {
+    const int here = min_of(kBlock.groups, count - i);
+    for (int line = 0; line < kBlock.bytes; line += kLineBytes) Vec::prefetch_far(block + task.panel_bytes + line);
+    for (int group = 0; group < here; ++group) weights[i + group] = unpack_group<Format>(block, group, rows);
+  }
+}
+
+// Whole tiles of tokens over one panel, which is unpacked once for all of them.
+template <typename Format>
+void linear_block(const Int8LinearTask& task, int panel, int first_token, int tokens) {
+  alignas(64) float carry[kBlockTokens * Vec::kLanes];
+  alignas(64) GroupWeights weights[kUnpackedGroups];
+  for (int rows = 0; rows < kPanelRows; rows += Vec::kLanes) {
+    for (int first = 0; first < task.groups; first += kUnpackedGroups) {
+      const int count = min_of(kUnpackedGroups, task.groups - first);
+      unpack_groups<Format>(task, panel, first, count, rows, weights);
+      for (int t = 0; t < tokens; t += kTokenTile) {
+        const uint8_t* x = task.in + tile_offset(first_token + t, task.groups);
+        const TilePlace place{first_token + t, kTokenTile, panel * kPanelRows + rows};
+        sum_unpacked<Format>(task, place, first, count, weights,
+                             reinterpret_cast<const ActivationGroup<kTokenTile>*>(x), carry + t * Vec::kLanes);
+      }
+    }
   }
 }
 
@@ -280,12 +343,20 @@ void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tok
 // TLB's reach; panels come from the second level cache again for the next block.
 template <typename Format>
 void linear(const Int8LinearTask& task, int first, int end) {
-  constexpr int kBlock = 128;
+  constexpr int kBlock = kBlockTokens;
   static_assert(kBlock % kTokenTile == 0);
   for (int block = 0; block < task.tokens; block += kBlock) {
     const int block_end = min_of(block + kBlock, task.tokens);
+    const int whole = (block_end - block) / kTokenTile * kTokenTile;
     for (int panel = first; panel < end; ++panel) {
-      for (int token = block; token < block_end; token += kTokenTile) {
+      int begin = block;
+      if constexpr (Format::kBits < 8) {
+        if (whole >= 2 * kTokenTile) {
+          linear_block<Format>(task, panel, block, whole);
+          begin += whole;
+        }
+      }
+      for (int token = begin; token < block_end; token += kTokenTile) {
         const int tokens = min_of(kTokenTile, block_end - token);
         with_height<kTokenTile>(tokens, [&](auto height) {
           linear_tile<Format, decltype(height)::value>(task, panel, token, tokens, token == block);
@@ -300,24 +371,27 @@ void linear(const Int8LinearTask& task, int first, int end) {
 constexpr float kNearlyZero = 0x1p-100f;  // so that 127 / max|x| is finite
 constexpr uint32_t kInfinityBits = 0x7f800000;
 
-struct QuantizedGroup {
-  float d;
-  int32_t low_sum;
-  int32_t high_sum;
+// Of one group of columns.
+struct GroupScales {
+  float d[kTokenTile];
+  float factor[kTokenTile];  // 127 / max|x|, or 0 where q = 0
 };
 
-QuantizedGroup quantize_group(const float* x, int8_t* q) {
-  const uint32_t bits = Vec::largest_magnitude(x);
-  float largest;
-  memcpy(&largest, &bits, sizeof(largest));
-  if (bits >= kInfinityBits || largest < kNearlyZero) {
-    memset(q, 0, kGroupCols);
-    return {bits >= kInfinityBits ? __builtin_nanf("") : 0.0f, 0, 0};
+GroupScales scales_of(const float* x, ptrdiff_t x_stride, int tokens) {
+  uint32_t bits[kTokenTile] = {};
+  Vec::largest_magnitudes(x, x_stride, tokens, bits);
+  float largest[kTokenTile];
+  memcpy(largest, bits, sizeof(bits));
+  GroupScales scales;
+  for (int t = 0; t < kTokenTile; ++t) {
+    const bool is_finite = bits[t] < kInfinityBits;
+    const bool is_zero = largest[t] < kNearlyZero;
+    const float d = is_zero ? 0.0f : largest[t] / 127.0f;
+    const float factor = is_zero ? 0.0f : 127.0f / largest[t];
+    scales.d[t] = is_finite ? d : __builtin_nanf("");
+    scales.factor[t] = is_finite ? factor : 0.0f;
   }
-  const float factor = 127.0f / largest;
-  const int32_t low = Vec::round_to_bytes(x, factor, q);
-  const int32_t high = Vec::round_to_bytes(x + kGroupCols / 2, factor, q + kGroupCols / 2);
-  return {largest / 127.0f, low, high};
+  return scales;
 }
 
 // An ActivationGroup of `height` tokens, of which the first `tokens` exist.
@@ -325,12 +399,20 @@ void quantize_record(const float* x, ptrdiff_t x_stride, int tokens, int height,
   auto* q = reinterpret_cast<int8_t*>(record);
   auto* floats = reinterpret_cast<float*>(record + height * kGroupCols);
   auto* sums = reinterpret_cast<int32_t*>(floats + 2 * height);
-  for (int t = 0; t < tokens; ++t) {
-    const QuantizedGroup group = quantize_group(x + t * x_stride, q + t * kGroupCols);
-    floats[t] = group.d;
-    floats[height + t] = group.d * static_cast<float>(group.low_sum + group.high_sum);
-    sums[t] = group.low_sum;
-    sums[height + t] = group.high_sum;
+  const GroupScales scales = scales_of(x, x_stride, tokens);
+  for (int t = 0; t < tokens; ++t, x += x_stride, q += kGroupCols) {
+    int32_t low = 0;
+    int32_t high = 0;
+    if (const float factor = scales.factor[t]; factor == 0.0f) {
+      memset(q, 0, kGroupCols);  // an infinity times 0 would be NaN
+    } else {
+      low = Vec::round_to_bytes(x, factor, q);
+      high = Vec::round_to_bytes(x + kGroupCols / 2, factor, q + kGroupCols / 2);
+    }
+    floats[t] = scales.d[t];
+    floats[height + t] = scales.d[t] * static_cast<float>(low + high);
+    sums[t] = low;
+    sums[height + t] = high;
   }
   // Rows that nobody reads are computed all the same, and what an earlier step left here could overflow.
   for (int t = tokens; t < height; ++t) sums[t] = sums[height + t] = 0;
