@@ -553,10 +553,16 @@ void attention(const AttentionTask& task, const AttentionItem& item, int first_s
 float weigh_segments(float* maxima, const float* sums, int segments) {
   float maximum = maxima[0];
   for (int s = 1; s < segments; ++s) maximum = max_of(maximum, maxima[s]);
-  for_vectors(segments,
-              [&](int s, int n) { store(maxima + s, exp(Vec::sub(load(maxima + s, n), Vec::set1(maximum))), n); });
   float sum = 0.0f;
-  for (int s = 0; s < segments; ++s) sum += maxima[s] * sums[s];
+  for_vectors(segments, [&](int first, int n) {
+    // Stored whole: a processor waits when it reads from part of a masked store.
+    float weights[Vec::kLanes];
+    Vec::store(weights, exp(Vec::sub(load(maxima + first, n), Vec::set1(maximum))));
+    for (int i = 0; i < n; ++i) {
+      maxima[first + i] = weights[i];
+      sum += weights[i] * sums[first + i];
+    }
+  });
   return 1.0f / sum;
 }
 

@@ -71,19 +71,30 @@ struct Int8Vec8 : Vec8 {
   static void largest_magnitudes(const float* x, ptrdiff_t stride, int count, uint32_t* bits) {
     for (int t = 0; t < count; ++t) bits[t] = largest_magnitude(x + t * stride);
   }
-  static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
-    const I low = _mm256_cvtps_epi32(mul(load(x), set1(factor)));
-    const I high = _mm256_cvtps_epi32(mul(load(x + 8), set1(factor)));
-    // Packing works on halves of the register: the middle two quarters change places again.
-    const I words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), bytes);
-    // Sums of eight unsigned bytes, which are 128 too large each.
-    const __m128i halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
-    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  static void round_to_bytes(const float* x, float factor, int8_t* q) {
+    for (int i = 0; i < 32; i += 16) {
+      const I low = _mm256_cvtps_epi32(mul(load(x + i), set1(factor)));
+      const I high = _mm256_cvtps_epi32(mul(load(x + i + 8), set1(factor)));
+      // Packing works on halves of the register: the middle two quarters change places again.
+      const I words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+      const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), bytes);
+    }
+  }
+  static void sum_halves(const int8_t* q, int count, int32_t* low, int32_t* high) {
+    for (int t = 0; t < count; ++t) {
+      low[t] = sum_bytes(q + t * 32);
+      high[t] = sum_bytes(q + t * 32 + 16);
+    }
   }
 
  private:
+  // As Int8Vec16.
+  static int32_t sum_bytes(const int8_t* q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    const __m128i halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  }
   static uint32_t largest_magnitude(const float* x) {
     I largest = magnitudes(x);
     for (int i = 8; i < 32; i += 8) largest = _mm256_max_epu32(largest, magnitudes(x + i));

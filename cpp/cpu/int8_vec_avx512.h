@@ -69,14 +69,29 @@ struct Int8Vec16 : Vec16 {
     const I high = larger_of_quarters(four[2], four[3]);
     _mm512_storeu_si512(bits, larger_of_quarters(low, high));
   }
-  // q[i] = x[i] * factor rounded to nearest even, for 16 values; returns the sum of q. REQUIRES: |x[i] * factor| < 128
-  static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
-    const I rounded = _mm512_cvtps_epi32(mul(load(x), set1(factor)));
-    const __m128i bytes = _mm512_cvtepi32_epi8(rounded);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), bytes);
-    // Sums of eight unsigned bytes, which are 128 too large each.
-    const __m128i halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
-    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  // q[i] = x[i] * factor rounded to nearest even, for 32 values. REQUIRES: |x[i] * factor| < 128
+  static void round_to_bytes(const float* x, float factor, int8_t* q) {
+    for (int i = 0; i < 32; i += 16) {
+      const I rounded = _mm512_cvtps_epi32(mul(load(x + i), set1(factor)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
+    }
+  }
+  // low[t] = sum of q[32 t + i], i < 16; high[t]: of the 16 values behind them.
+  static void sum_halves(const int8_t* q, int count, int32_t* low, int32_t* high) {
+    if (count < 16) {
+      for (int t = 0; t < count; ++t) {
+        low[t] = sum_bytes(q + t * 32);
+        high[t] = sum_bytes(q + t * 32 + 16);
+      }
+      return;
+    }
+    // Quarters of a register: low and high half of token 2 v, then of 2 v + 1.
+    const I first = sums_of_quarters(q);          // element v of each
+    const I last = sums_of_quarters(q + 8 * 32);  // element v - 4
+    const I low_order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+    const I high_order = _mm512_add_epi32(low_order, _mm512_set1_epi32(4));
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi32(first, low_order, last));
+    _mm512_storeu_si512(high, _mm512_permutex2var_epi32(first, high_order, last));
   }
 
  private:
@@ -90,6 +105,27 @@ struct Int8Vec16 : Vec16 {
   }
   static I larger_of_quarters(I a, I b) {
     return _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  }
+
+  // Of 16 bytes; of eight unsigned ones, which are 128 too large each, it takes one instruction.
+  static int32_t sum_bytes(const int8_t* q) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    const __m128i halves = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(halves) + _mm_extract_epi16(halves, 4) - 16 * 128;
+  }
+  // Element v of quarter i: the sum of quarter i of the v-th 64 bytes, of four.
+  static I sums_of_quarters(const int8_t* q) {
+    const auto fours = [&](int v) {  // sums of four bytes
+      return _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), _mm512_loadu_si512(q + 64 * v));
+    };
+    const I pairs = sums_of_neighbours(fours(0), fours(1));
+    return sums_of_neighbours(pairs, sums_of_neighbours(fours(2), fours(3)));
+  }
+  // In each quarter: the two sums of pairs of a, then those of b.
+  static I sums_of_neighbours(I a, I b) {
+    const F even = _mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88);
+    const F odd = _mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd);
+    return _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd));
   }
 
   using Word __attribute__((may_alias)) = int32_t;

@@ -79,15 +79,21 @@ struct Int8Vec4 : Vec4 {
   static void largest_magnitudes(const float* x, ptrdiff_t stride, int count, uint32_t* bits) {
     for (int t = 0; t < count; ++t) bits[t] = largest_magnitude(x + t * stride);
   }
-  static int32_t round_to_bytes(const float* x, float factor, int8_t* q) {
-    int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) {
+  static void round_to_bytes(const float* x, float factor, int8_t* q) {
+    for (int i = 0; i < 32; ++i) {
       // 1.5 * 2^23: adding it rounds to an integer, to nearest even.
       const float biased = x[i] * factor + 12582912.0f;
       q[i] = static_cast<int8_t>(biased - 12582912.0f);
-      sum += q[i];
     }
-    return sum;
+  }
+  static void sum_halves(const int8_t* q, int count, int32_t* low, int32_t* high) {
+    for (int t = 0; t < count; ++t) {
+      low[t] = high[t] = 0;
+      for (int i = 0; i < 16; ++i) {
+        low[t] += q[t * 32 + i];
+        high[t] += q[t * 32 + 16 + i];
+      }
+    }
   }
 
  private:

@@ -394,28 +394,26 @@ GroupScales scales_of(const float* x, ptrdiff_t x_stride, int tokens) {
   return scales;
 }
 
-// An ActivationGroup of `height` tokens, of which the first `tokens` exist.
+// An ActivationGroup of `height` tokens, of which the first `tokens` exist. Rows that nobody reads are computed all the
+// same, and what an earlier step left here could overflow: they are zero.
 void quantize_record(const float* x, ptrdiff_t x_stride, int tokens, int height, uint8_t* record) {
   auto* q = reinterpret_cast<int8_t*>(record);
   auto* floats = reinterpret_cast<float*>(record + height * kGroupCols);
   auto* sums = reinterpret_cast<int32_t*>(floats + 2 * height);
   const GroupScales scales = scales_of(x, x_stride, tokens);
-  for (int t = 0; t < tokens; ++t, x += x_stride, q += kGroupCols) {
-    int32_t low = 0;
-    int32_t high = 0;
-    if (const float factor = scales.factor[t]; factor == 0.0f) {
-      memset(q, 0, kGroupCols);  // an infinity times 0 would be NaN
+  for (int t = 0; t < tokens; ++t, x += x_stride) {
+    if (const float factor = scales.factor[t]; factor != 0.0f) {
+      Vec::round_to_bytes(x, factor, q + t * kGroupCols);
     } else {
-      low = Vec::round_to_bytes(x, factor, q);
-      high = Vec::round_to_bytes(x + kGroupCols / 2, factor, q + kGroupCols / 2);
+      memset(q + t * kGroupCols, 0, kGroupCols);  // an infinity times 0 would be NaN
     }
-    floats[t] = scales.d[t];
-    floats[height + t] = scales.d[t] * static_cast<float>(low + high);
-    sums[t] = low;
-    sums[height + t] = high;
   }
-  // Rows that nobody reads are computed all the same, and what an earlier step left here could overflow.
-  for (int t = tokens; t < height; ++t) sums[t] = sums[height + t] = 0;
+  if (tokens < height) memset(q + tokens * kGroupCols, 0, static_cast<size_t>(height - tokens) * kGroupCols);
+  Vec::sum_halves(q, height, sums, sums + height);
+  for (int t = 0; t < height; ++t) {
+    floats[t] = scales.d[t];
+    floats[height + t] = scales.d[t] * static_cast<float>(sums[t] + sums[height + t]);
+  }
 }
 
 void quantize(const QuantizeTask& task, int first, int end) {
