@@ -6,9 +6,10 @@
 //   kChains       else this many
 //
 // One tile is Vec::kLanes rows of a panel x up to kTokenTile tokens, those of one tile of activations. Per group of 32
-// columns it unpacks the weights once, into 8 vectors that stay in registers, and then for each token adds 8 dot
-// products of four bytes, turns the integer sum into a float and adds it, scaled, to the token's accumulator. Each
-// weight is read from memory once per call and from the first level cache once per tile of tokens.
+// columns it unpacks the weights once, into 8 vectors that stay in registers (or reads them from where they were
+// unpacked for many tiles), and then for each token adds 8 dot products of four bytes, turns the integer sum into a
+// float and adds it, scaled, to the token's accumulator. Each weight is read from memory once per call and from the
+// first level cache once per tile of tokens.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -304,6 +305,7 @@ void linear_tile(const Int8LinearTask& task, int panel, int first_token, int tok
 }
 
 constexpr int kBlockTokens = 256;
+static_assert(kBlockTokens % kTokenTile == 0);
 constexpr int kUnpackedGroups = 32;  // that stay in the first level cache while the tiles of a block pass by
 
 // Groups [first, first + count) of a panel's rows `rows` .. Fetches the same of the next panel.
@@ -320,7 +322,7 @@ void unpack_groups(const Int8LinearTask& task, int panel, int first, int count, 
   }
 }
 
-// Whole tiles of tokens over one panel, which is unpacked once for all of them.
+// Whole tiles of tokens over one panel, which is unpacked once for all of them, some groups at a time.
 template <typename Format>
 void linear_block(const Int8LinearTask& task, int panel, int first_token, int tokens) {
   alignas(64) float carry[kBlockTokens * Vec::kLanes];
@@ -339,24 +341,18 @@ void linear_block(const Int8LinearTask& task, int panel, int first_token, int to
   }
 }
 
-// Tokens go in blocks, so that the outputs of one panel, a line in each row, stay in the first level cache's and the
-// TLB's reach; panels come from the second level cache again for the next block.
+// Tokens go in blocks, so that the outputs of one panel, a line in each row, stay in the TLB's reach; panels come from
+// the second level cache again for the next block. From two tiles on it is worth while to unpack a panel first; whole
+// bytes are not packed.
 template <typename Format>
 void linear(const Int8LinearTask& task, int first, int end) {
-  constexpr int kBlock = kBlockTokens;
-  static_assert(kBlock % kTokenTile == 0);
-  for (int block = 0; block < task.tokens; block += kBlock) {
-    const int block_end = min_of(block + kBlock, task.tokens);
+  for (int block = 0; block < task.tokens; block += kBlockTokens) {
+    const int block_end = min_of(block + kBlockTokens, task.tokens);
     const int whole = (block_end - block) / kTokenTile * kTokenTile;
+    const int unpacked = Format::kBits < 8 && whole >= 2 * kTokenTile ? whole : 0;
     for (int panel = first; panel < end; ++panel) {
-      int begin = block;
-      if constexpr (Format::kBits < 8) {
-        if (whole >= 2 * kTokenTile) {
-          linear_block<Format>(task, panel, block, whole);
-          begin += whole;
-        }
-      }
-      for (int token = begin; token < block_end; token += kTokenTile) {
+      if (unpacked > 0) linear_block<Format>(task, panel, block, unpacked);
+      for (int token = block + unpacked; token < block_end; token += kTokenTile) {
         const int tokens = min_of(kTokenTile, block_end - token);
         with_height<kTokenTile>(tokens, [&](auto height) {
           linear_tile<Format, decltype(height)::value>(task, panel, token, tokens, token == block);

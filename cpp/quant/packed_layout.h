@@ -6,10 +6,10 @@
 // padded to 16 and columns to a superblock with zeros, scales included. Every line is 64 bytes; r is the row in the
 // panel, b = 0..3; vector v of a group is its columns 4 v .. 4 v + 3.
 //
-//   nibble line j = 0..3 of a group: byte 4 r + b has q[r][4 j + b] in its low half, q[r][16 + 4 j + b] in its high
-//   half byte line j = 0..7 of a group:   byte 4 r + b is q[r][4 j + b] + 128, unsigned masks of a group (64 bytes):
-//   eight of 64 bits, one per vector v: bit 4 r + b is bit 4 of q[r][4 v + b] planes of a group (128 bytes):   line i =
-//   0, 1: bits 2 w and 2 w + 1 of byte 4 r + b are bits 4 and 5 of
+//   nibble line j = 0..3 of a group: byte 4 r + b has q[r][4 j + b] in its low half, q[r][16 + 4 j + b] in its high one
+//   byte line j = 0..7 of a group:   byte 4 r + b is q[r][4 j + b] + 128, unsigned
+//   masks of a group (64 bytes):     eight of 64 bits, one per vector v: bit 4 r + b is bit 4 of q[r][4 v + b]
+//   planes of a group (128 bytes):   line i = 0, 1: bits 2 w and 2 w + 1 of byte 4 r + b are bits 4 and 5 of
 //                                    q[r][16 i + 4 w + b], w = 0..3
 //
 //   format   holds  superblock, in this order                                                   bytes  value of w[r][k]
