@@ -307,6 +307,8 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
 
 
 def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
+    if options.gpu_memory_utilization is not None:
+        report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
     config = fit(files, options, report)
     plan = plan_memory(files, config)
     report(describe_plan(plan, config, process_bytes=resident_bytes()))

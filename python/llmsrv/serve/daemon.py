@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from llmsrv.config import ServeConfig
-from llmsrv.flags import parse_flags
+from llmsrv.flags import parse_settings
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of `llmsrv-grpc`."""
-    config = parse_flags(
+    settings = parse_settings(
         ServeConfig,
         prog="llmsrv-grpc",
         description="Serve a language model over gRPC, and with --http-port over HTTP, too.\n\n"
         "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
         "Ctrl-C or SIGTERM finishes what runs, then exits.",
     )
-    sys.exit(run(config))
+    for note in settings.notes:
+        report(note)
+    sys.exit(run(settings.options))
 
 
 def run(config: ServeConfig) -> int:
@@ -118,7 +120,8 @@ class Daemon:
         if self._http is not None:
             await self._http.serve(self._service)
         took = time.monotonic() - self._began
-        report(f"serving {model.name} on {self._config.host}:{self.port}, ready after {took:.2f} s")
+        deployment = f" ({self._config.env})" if self._config.env else ""
+        report(f"serving {model.name} on {self._config.host}:{self.port}{deployment}, ready after {took:.2f} s")
 
     async def stop(self) -> None:
         """Drains, stops listening, stops the engine. Idempotent."""
