@@ -44,7 +44,7 @@ def parse_size(text: str | int) -> int:
 
 
 def write_size(size: int) -> str:
-    """The shortest text that parse_size() and parse_swap_space() read as exactly so many bytes."""
+    """A short text that parse_size() and parse_swap_space() read as exactly so many bytes."""
     unit = next(each for each in ("TiB", "GiB", "MiB", "KiB") if size % _UNITS[each] == 0 or each == "KiB")
     whole, rest = divmod(size, _UNITS[unit])
     decimals = f"{rest * 10**10 // _UNITS[unit]:010}".rstrip("0")  # 1/1024 has ten decimals
@@ -75,7 +75,7 @@ def parse_duration(text: str) -> float:
 
 
 def write_duration(seconds: float) -> str:
-    """The shortest text that parse_duration() reads as exactly so many seconds."""
+    """A short text that parse_duration() reads as exactly so many seconds."""
     for unit in ("d", "h", "m", "s"):
         text = f"{int(seconds / _UNIT_SECONDS[unit])}{unit}"
         if seconds and parse_duration(text) == seconds:
@@ -109,13 +109,14 @@ def _option(
     unset: str | None = None,
     repeated: str | None = None,
     table: str = "serving",
-    opens: Literal["file", "folder"] | None = None,
+    opens: Literal["read", "write", "folder"] | None = None,
 ) -> Any:  # noqa: ANN401
     """A dataclass field that is also a flag, a key of the configuration file and an environment variable.
 
     `writer`: makes text of a value that `parser` reads as the same. `written`: the default as one would write it.
     `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping.
-    `opens`: the value is a path that the process writes to: a file, or files in a folder.
+    `opens`: the value is the path of a file that the process reads again later, or of one that it writes, or of a
+    folder in which it makes files.
     """
     metadata = {
         "help": help_text,
@@ -205,7 +206,9 @@ class EngineOptions:
     tensor_parallel_size: int = _option(
         "Parts that each layer's weights are cut into. This version computes a model whole: 1.", 1, table="distributed"
     )
-    trace_steps: str | None = _option("File that gets the plan of every step, a line of JSON each.", None, opens="file")
+    trace_steps: str | None = _option(
+        "File that gets the plan of every step, a line of JSON each.", None, opens="write"
+    )
     max_queued_requests: int = _option("Most waiting requests; the next one gets RESOURCE_EXHAUSTED.", 1024)
     max_queued_tokens: int = _option("Most prompt tokens of waiting requests together.", 1048576)
     max_logprobs: int = _option("Most top_logprobs that a request may ask for.", 20)

@@ -29,7 +29,7 @@ class Option:
     unset: str | None
     repeated: str | None
     table: str
-    opens: Literal["file", "folder"] | None
+    opens: Literal["read", "write", "folder"] | None
 
     @property
     def flag(self) -> str:

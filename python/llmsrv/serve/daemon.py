@@ -40,6 +40,14 @@ def run(config: ServeConfig) -> int:
     """Serves until a signal; the process's exit status."""
     import logging
 
+    if config.permission_mode == "strict":
+        from llmsrv.serve.permissions import confine
+
+        try:
+            config = confine(config, report)
+        except (ValueError, OSError) as error:
+            report(f"error: {error}")
+            return 1
     import uvloop
 
     _return_large_blocks()
@@ -115,6 +123,10 @@ class Daemon:
         self._service = GenerationService(model)
         gc.freeze()  # what was loaded stays: no later collection needs to look at it
         gc.enable()
+        if self._config.permission_mode == "strict":
+            from llmsrv.serve.permissions import seal
+
+            seal(report)
         if self._server is not None:
             await self._server.serve(self._service)
         if self._http is not None:
