@@ -6,12 +6,10 @@ Nothing that was written is ignored: unknown keys and variables are errors, and 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 from llmsrv.config import TABLES, EngineOptions
 from llmsrv.option import ENVIRONMENT_PREFIX, Option, options_of
-from llmsrv.toml_file import TomlFile, read_toml
 
 T = TypeVar("T", bound=EngineOptions)
 
@@ -64,7 +62,7 @@ def resolve(
     """
     known = options_of(options)
     path = config or environment.get(CONFIG_VARIABLE)
-    readers: list[Callable[[], _Source]] = [lambda: _from_file(known, read_toml(path))] if path else []
+    readers: list[Callable[[], _Source]] = [lambda: _from_file(known, path)] if path else []
     readers += [lambda: _from_environment(known, environment), lambda: _from_flags(known, flags)]
     values: dict[str, Any] = {}
     origins = dict.fromkeys(known, DEFAULT)
@@ -89,7 +87,10 @@ def resolve(
         raise ValueError(_with_origin(str(error), origins)) from None
 
 
-def _from_file(known: Mapping[str, Option], file: TomlFile) -> _Source:
+def _from_file(known: Mapping[str, Option], path: str) -> _Source:
+    from llmsrv.toml_file import read_toml
+
+    file = read_toml(path)
     values: dict[str, Any] = {}
     problems: list[str] = []
     for table, keys in file.values.items():
@@ -170,6 +171,8 @@ def _from_flags(known: Mapping[str, Option], flags: Mapping[str, Any]) -> _Sourc
 
 def _hint(name: str, names: Iterable[str]) -> str:
     """A name that was probably meant; dashes and capitals do not matter for it."""
+    from difflib import get_close_matches
+
     by_form = {each.lower().replace("-", "_"): each for each in names}
     close = get_close_matches(name.lower().replace("-", "_"), by_form, n=1, cutoff=0.75)
     return f"; did you mean {by_form[close[0]]}?" if close else ""
