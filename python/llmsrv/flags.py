@@ -6,12 +6,12 @@ start, a third of what a daemon takes until it serves.
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from llmsrv.config import EngineOptions
 from llmsrv.option import Option, options_of
-from llmsrv.settings import CONFIG_VARIABLE, Settings, resolve
+from llmsrv.settings import CONFIG_VARIABLE, Settings, resolve, suggestion
 
 T = TypeVar("T", bound=EngineOptions)
 
@@ -44,7 +44,10 @@ def parse_settings(
     known = options_of(options)
     for option in known.values():
         _add_flag(parser, option)
-    flags = vars(parser.parse_args(arguments))
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_unrecognized(unknown, known.values()))
+    flags = vars(parsed)
     config = flags.pop("config", None)
     try:
         for name in flags:
@@ -55,6 +58,15 @@ def parse_settings(
         )
     except ValueError as error:
         parser.error(str(error))
+
+
+def _unrecognized(arguments: Sequence[str], known: Iterable[Option]) -> str:
+    """Flags without their values, which could be secrets that another program knows."""
+    flags = [each.partition("=")[0] for each in arguments if each.startswith("-")]
+    if not flags:
+        return f"unrecognized arguments: {' '.join(arguments)}"
+    names = ["--config", "--help", *(option.flag for option in known)]
+    return f"unrecognized arguments: {' '.join(flags)}{suggestion(flags[0], names)}"
 
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:

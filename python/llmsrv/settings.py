@@ -110,7 +110,7 @@ def _from_file(known: Mapping[str, Option], path: str) -> _Source:
 
 def _option_of(known: Mapping[str, Option], table: str, key: str) -> Option:
     if key not in known:
-        raise ValueError(f"there is no such option{_hint(key, known)}")
+        raise ValueError(f"there is no such option{suggestion(key, known)}")
     if known[key].table != table:
         raise ValueError(f"belongs into the table [{known[key].table}], not [{table}]")
     return known[key]
@@ -121,7 +121,7 @@ def _wrong_table(known: Mapping[str, Option], name: str) -> str:
         return f"{name}: belongs into the table [{known[name].table}]"
     if name in TABLES:
         return f"{name}: must be a table: [{name}]"
-    return f"{name}: there is no such table or option{_hint(name, [*TABLES, *known])}"
+    return f"{name}: there is no such table or option{suggestion(name, [*TABLES, *known])}"
 
 
 def _from_environment(known: Mapping[str, Option], environment: Mapping[str, str]) -> _Source:
@@ -142,9 +142,8 @@ def _from_environment(known: Mapping[str, Option], environment: Mapping[str, str
             except ValueError as error:
                 problems.append(f"environment {variable}: {error}")
         elif not variable.startswith(_TEST_PREFIX):
-            problems.append(
-                f"environment {variable}: there is no such variable{_hint(variable, [*by_variable, *OTHER_VARIABLES])}"
-            )
+            hint = suggestion(variable, [*by_variable, *OTHER_VARIABLES])
+            problems.append(f"environment {variable}: there is no such variable{hint}")
     if problems:
         raise ValueError("\n".join(problems))
     origins = {name: Origin(kind="environment", place=known[name].variable) for name in values}
@@ -169,8 +168,8 @@ def _from_flags(known: Mapping[str, Option], flags: Mapping[str, Any]) -> _Sourc
     return _Source(values=dict(flags), origins=origins)
 
 
-def _hint(name: str, names: Iterable[str]) -> str:
-    """A name that was probably meant; dashes and capitals do not matter for it."""
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The end of a message: a name that was probably meant. Dashes and capitals do not matter for it."""
     from difflib import get_close_matches
 
     by_form = {each.lower().replace("-", "_"): each for each in names}

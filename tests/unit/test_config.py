@@ -134,6 +134,24 @@ def test_an_impossible_option_is_an_error_of_the_flags(capsys):
     assert capsys.readouterr().err.endswith("error: argument --port: 'http' is not a whole number\n")
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--modle m", "unrecognized arguments: --modle; did you mean --model?"),
+        (
+            "--max_model_len=5 --zz=secret",
+            "unrecognized arguments: --max_model_len --zz; did you mean --max-model-len?",
+        ),
+        ("--api-secret hush", "unrecognized arguments: --api-secret"),
+        ("m", "unrecognized arguments: m"),
+    ],
+)
+def test_a_near_miss_is_told_and_no_value_repeated(flags, says, capsys):
+    with pytest.raises(SystemExit):
+        parse_daemon_flags(["--model", "m", *flags.split()])
+    assert capsys.readouterr().err.endswith(f"llmsrv-grpc: error: {says}\n")
+
+
 def test_a_tenant_that_is_given_twice_is_an_error(capsys):
     with pytest.raises(SystemExit):
         parse_daemon_flags(["--model", "m", "--tenant-weight", "a=1", "--tenant-weight", "a=2"])
