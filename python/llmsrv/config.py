@@ -21,6 +21,7 @@ _SIZE_MAX = 1 << 62
 DEFAULT_DTYPE = "auto"
 # Tables of the configuration file, in the order in which they are shown.
 TABLES = ("orchestrator", "serving", "distributed")
+_PERMISSION_MODES = ("standard", "strict")
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "quantization": ("int8", "int4"),
@@ -28,7 +29,6 @@ _CHOICES = {
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
-_PERMISSION_MODES = ("standard", "strict")
 
 
 def parse_size(text: str | int) -> int:
@@ -49,6 +49,22 @@ def write_size(size: int) -> str:
     whole, rest = divmod(size, _UNITS[unit])
     decimals = f"{rest * 10**10 // _UNITS[unit]:010}".rstrip("0")  # 1/1024 has ten decimals
     return f"{whole}.{decimals}{unit}" if decimals else f"{whole}{unit}"
+
+
+def write_duration(seconds: float) -> str:
+    """A short text that parse_duration() reads as exactly so many seconds."""
+    for unit in ("d", "h", "m", "s"):
+        text = f"{int(seconds / _UNIT_SECONDS[unit])}{unit}"
+        if seconds and parse_duration(text) == seconds:
+            return text
+    return plain_decimal(seconds)
+
+
+def plain_decimal(number: float) -> str:
+    """All digits of a float without an exponent, which the parsers of sizes and times do not know."""
+    from decimal import Decimal
+
+    return format(Decimal(repr(number)), "f")
 
 
 def parse_swap_space(text: str) -> int:
@@ -72,22 +88,6 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a time: write seconds, or a number with ms, s, m, h or d, for example 10m")
     return float(match[1]) * _UNIT_SECONDS[match[2]]
-
-
-def write_duration(seconds: float) -> str:
-    """A short text that parse_duration() reads as exactly so many seconds."""
-    for unit in ("d", "h", "m", "s"):
-        text = f"{int(seconds / _UNIT_SECONDS[unit])}{unit}"
-        if seconds and parse_duration(text) == seconds:
-            return text
-    return plain_decimal(seconds)
-
-
-def plain_decimal(number: float) -> str:
-    """All digits of a float without an exponent, which the parsers of sizes and times do not know."""
-    from decimal import Decimal
-
-    return format(Decimal(repr(number)), "f")
 
 
 def parse_tenant_weight(text: str) -> tuple[str, float]:
@@ -265,6 +265,15 @@ class ServeConfig(EngineOptions):
     """The options of a daemon."""
 
     served_model_name: str | None = _option("Name that clients use. Default: the model's file or folder name.", None)
+    env: str | None = _option(
+        "Name of this deployment, which the log shows, for example production-serving.", None, table="orchestrator"
+    )
+    permission_mode: str = _option(
+        "standard, or strict: read nothing but the model and the installation; once loaded, write no file, execute "
+        "nothing and connect nowhere.",
+        _PERMISSION_MODES[0],
+        table="orchestrator",
+    )
     host: str = _option("Address to listen on.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
     http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
@@ -275,28 +284,20 @@ class ServeConfig(EngineOptions):
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
-    env: str | None = _option(
-        "Name of this deployment, which the log shows, for example production-serving.", None, table="orchestrator"
-    )
-    permission_mode: str = _option(
-        "standard, or strict: read nothing but the model and the installation; once loaded, write no file, execute "
-        "nothing and connect nowhere.",
-        _PERMISSION_MODES[0],
-        table="orchestrator",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.env == "":
+            raise ValueError("env: must not be empty")
+        if self.permission_mode not in _PERMISSION_MODES:
+            raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
         if self.drain_timeout < 0:
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
-        for name in ("served_model_name", "env"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name}: must not be empty")
-        if self.permission_mode not in _PERMISSION_MODES:
-            raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
+        if self.served_model_name == "":
+            raise ValueError("served_model_name: must not be empty")
 
 
 def from_values(options: type[T], values: Mapping[str, Any]) -> T:

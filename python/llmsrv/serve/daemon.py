@@ -33,13 +33,7 @@ def main() -> None:
     )
     for note in settings.notes:
         report(note)
-    sys.exit(run(settings.options))
-
-
-def run(config: ServeConfig) -> int:
-    """Serves until a signal; the process's exit status."""
-    import logging
-
+    config = settings.options
     if config.permission_mode == "strict":
         from llmsrv.serve.permissions import confine
 
@@ -47,7 +41,14 @@ def run(config: ServeConfig) -> int:
             config = confine(config, report)
         except (ValueError, OSError) as error:
             report(f"error: {error}")
-            return 1
+            sys.exit(1)
+    sys.exit(run(config))
+
+
+def run(config: ServeConfig) -> int:
+    """Serves until a signal; the process's exit status."""
+    import logging
+
     import uvloop
 
     _return_large_blocks()
