@@ -82,6 +82,13 @@ def test_every_option_is_a_key_of_one_table():
     assert list(KNOWN) == [each.name for each in fields(ServeConfig)]
 
 
+def test_an_option_that_is_a_path_says_what_it_is_opened_for():
+    """Else the strict permission mode would refuse it."""
+    paths = {name for name, option in KNOWN.items() if re.match(r"(PEM )?(File|Folder)\b", option.help)}
+    assert {"trace_steps", "packed_cache"} <= paths
+    assert paths == {name for name, option in KNOWN.items() if option.opens}
+
+
 def test_the_later_source_wins(resolved):
     text = "[serving]\nmax_num_seqs = 1\nport = 1\nblock_size = 8\ntenant_weights = { a = 1, b = 2.5 }\n"
     environment = {"LLMSRV_PORT": "2", "LLMSRV_BLOCK_SIZE": "16", "LLMSRV_TENANT_WEIGHTS": "c=3, d=e=4", "OTHER": "x"}

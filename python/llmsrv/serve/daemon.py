@@ -127,7 +127,7 @@ class Daemon:
         if self._config.permission_mode == "strict":
             from llmsrv.serve.permissions import seal
 
-            seal(report)
+            seal(self._config, report)
         if self._server is not None:
             await self._server.serve(self._service)
         if self._http is not None:

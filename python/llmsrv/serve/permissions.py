@@ -64,9 +64,9 @@ def confine(config: ServeConfig, report: Report) -> ServeConfig:
     return config
 
 
-def seal(report: Report) -> None:
+def seal(config: ServeConfig, report: Report) -> None:
     """Gives up, for all threads that there are, what only loading needed. Raises OSError when that cannot be."""
-    seccomp.refuse_for_all_threads()
+    seccomp.refuse_for_all_threads(may_remove_files=_socket_folder(config) is not None)
     report("permission_mode strict: writes no file, executes nothing and connects nowhere from now on")
 
 
@@ -111,3 +111,11 @@ def _of_options(config: ServeConfig) -> Iterator[Allowed]:
         else:
             path.touch()
             yield Allowed(path, landlock.WRITE)
+    folder = _socket_folder(config)
+    if folder is not None:
+        yield Allowed(folder, landlock.MAKE)
+
+
+def _socket_folder(config: ServeConfig) -> Path | None:
+    """Where a Unix socket is made, and removed in the end."""
+    return Path(config.host.removeprefix("unix:")).parent if config.host.startswith("unix:") else None

@@ -42,8 +42,6 @@ _EXECUTING: dict[str, Numbers] = {"execve": (59, 221), "execveat": (322, 281)}
 _CONNECTING: dict[str, Numbers] = {"socket": (41, 198), "connect": (42, 203)}
 _CHANGING_FILES: dict[str, Numbers] = {
     "creat": (85, None),
-    "unlink": (87, None),
-    "unlinkat": (263, 35),
     "truncate": (76, 45),
     "mknod": (133, None),
     "mknodat": (259, 33),
@@ -104,6 +102,7 @@ _CHANGING_THE_SYSTEM: dict[str, Numbers] = {
     "swapoff": (168, 225),
 }
 _REFUSED = _EXECUTING | _CONNECTING | _CHANGING_FILES | _REACHING_OTHERS | _CHANGING_THE_SYSTEM
+_REMOVING_FILES: dict[str, Numbers] = {"unlink": (87, None), "unlinkat": (263, 35)}
 # Callers take these for calls that an older kernel lacks, and do without.
 _CARRIERS: dict[str, Numbers] = {"openat2": (437, 437), "io_uring_setup": (425, 425)}
 # Refused when this argument has one of these bits.
@@ -127,12 +126,13 @@ def refuse_carriers() -> None:
     _install(_filter(_architecture(), {name: (numbers, errno.ENOSYS) for name, numbers in _CARRIERS.items()}, {}))
 
 
-def refuse_for_all_threads() -> None:
+def refuse_for_all_threads(*, may_remove_files: bool = False) -> None:
     """From now on no thread executes, opens or connects a socket, changes a file by name, or opens one for writing.
 
     Raises OSError and sets no_new_privs likewise, for all threads.
     """
-    refused = {name: (numbers, errno.EPERM) for name, numbers in _REFUSED.items()}
+    calls = _REFUSED if may_remove_files else _REFUSED | _REMOVING_FILES
+    refused = {name: (numbers, errno.EPERM) for name, numbers in calls.items()}
     _install(_filter(_architecture(), refused, _BY_ARGUMENT))
 
 
