@@ -237,14 +237,26 @@ SPECIAL = {
 
 
 def values_of(option):
-    by_kind = {str: texts, int: st.integers(1, 60000), bool: st.booleans(), float: st.floats(1, 1e9)}
+    by_kind = {str: texts, int: st.integers(1, 60000), bool: st.booleans(), float: st.floats(1, 1000)}
     return SPECIAL.get(option.name, by_kind[option.kind])
+
+
+def is_possible(values):
+    try:
+        ServeConfig(**values)
+    except ValueError:
+        return False
+    return True
 
 
 @st.composite
 def chosen(draw):
-    names = draw(st.sets(st.sampled_from(sorted(KNOWN))))
-    return {name: draw(values_of(KNOWN[name])) for name in names | {"model"}}
+    """Some options, of which none makes the others impossible."""
+    values = {"model": draw(texts)}
+    for name in draw(st.lists(st.sampled_from(sorted(KNOWN)), unique=True)):
+        more = values | {name: draw(values_of(KNOWN[name]))}
+        values = more if is_possible(more) else values
+    return values
 
 
 @given(chosen())
