@@ -311,6 +311,6 @@ def test_what_is_shown_has_origins_and_no_secret(resolved):
 
 
 def test_an_error_has_no_secret(resolved):
-    with pytest.raises(ValueError, match="LLMSRV_API_KEYS") as error:
-        resolved(None, {"LLMSRV_API_KEYS": "hush", "LLMSRV_ADMIN_TOKEN": "hush"})
+    with pytest.raises(ValueError, match="LLMSRV_ADMIN_TOKN") as error:
+        resolved(None, {"LLMSRV_ADMIN_TOKN": "hush", "LLMSRV_ADMIN_TOKEN": "hush"})
     assert "hush" not in str(error.value)
