@@ -84,7 +84,7 @@ def test_every_option_is_a_key_of_one_table():
 
 def test_an_option_that_is_a_path_says_what_it_is_opened_for():
     """Else the strict permission mode would refuse it."""
-    paths = {name for name, option in KNOWN.items() if re.match(r"(PEM )?(File|Folder)\b", option.help)}
+    paths = {name for name, option in KNOWN.items() if re.match(r"(PEM )?(file|folder)\b", option.help, re.IGNORECASE)}
     assert {"trace_steps", "packed_cache"} <= paths
     assert paths == {name for name, option in KNOWN.items() if option.opens}
 
