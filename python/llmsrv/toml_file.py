@@ -59,7 +59,7 @@ def parse_toml(name: str, text: str) -> TomlFile:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(_located(name, text, str(error))) from None
     except RecursionError:
-        raise ValueError(f"{name}: has too many brackets within each other") from None
+        raise ValueError(f"{name}: is nested too deeply") from None
     return TomlFile(name=name, values=values, lines=_lines(text))
 
 

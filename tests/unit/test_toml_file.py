@@ -112,7 +112,7 @@ def test_half_a_character_cannot_be_quoted():
         (b"a", r"f\.toml:1: "),
         (b'a = "\xff"', r"f\.toml:1: is not UTF-8 text"),
         (b"#\n#\n\xff", r"f\.toml:3: is not UTF-8 text"),
-        (b"a = " + b"[" * 30000, r"f\.toml: has too many brackets within each other"),
+        (b"a = " + b"[" * 30000, r"f\.toml: is nested too deeply"),
         (b"#" * 70000, r"f\.toml: is longer than a configuration can be"),
     ],
 )
@@ -139,7 +139,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory, content):
 
 
 def test_long_dotted_keys_are_read(tmp_path):
-    file = parse_toml("f", ".".join("a" * 2000) + " = 1")
+    file = parse_toml("f", ".".join("a" * 50) + " = 1")
     assert file.where(("a", "a")) == "f:1"
 
 
