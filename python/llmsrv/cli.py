@@ -1,4 +1,4 @@
-"""The `llmsrv` command: demo, generate, plan, replay, version. The daemon has its own, `llmsrv-grpc`."""
+"""The `llmsrv` command: config, demo, generate, plan, replay, version. The daemon has its own, `llmsrv-grpc`."""
 
 import sys
 import time
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from llmsrv.config import DEFAULT_DTYPE, EngineOptions, ServeConfig, flags_of, from_flags, parse_model_len, parse_size
+from llmsrv.cli_config import AS_A_DAEMON, config_app, settings_of
+from llmsrv.config import DEFAULT_DTYPE, EngineOptions, ServeConfig, parse_model_len, parse_size
 from llmsrv.errors import ServiceError
 from llmsrv.params import SamplingParams
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Serve and try language models. The daemon is a command of its own: llmsrv-grpc --help.",
 )
+app.add_typer(config_app, name="config")
 DEMO_MODEL = "smollm2-135m"
 DEMO_QUESTION = "What is a page table in an operating system? Answer in two sentences."
 
@@ -114,21 +116,19 @@ def demo(
         _fail(error)
 
 
-def plan(**options: object) -> None:
+@app.command(context_settings=AS_A_DAEMON)
+def plan(context: typer.Context) -> None:
     """Print the memory plan of a model, and how many sequences fit, without loading it. Status 1 when it does not fit.
 
-    Takes every option of an engine, as llmsrv-grpc does.
+    Takes every option of llmsrv-grpc.
     """
     from llmsrv.engine import plan_engine
 
+    settings = settings_of(context, "Prints the memory plan of a model, without loading it.")
     try:
-        plan_engine(from_flags(EngineOptions, options), report=print)
+        plan_engine(settings.options, report=print)
     except (ValueError, OSError, ImportError) as error:
         _fail(error)
-
-
-plan.__signature__ = flags_of(EngineOptions)  # type: ignore[attr-defined]
-app.command()(plan)
 
 
 @app.command()

@@ -1,15 +1,16 @@
-"""Options of an engine and of a server. One field = one flag of the same name (`max_model_len` is `--max-model-len`).
+"""Options of an engine and of a server, declared once: names, types, defaults, help, and how each one is written.
 
-The fields that the core also has equal cpp/engine/config.h in name and default (tests/unit/test_config.py); None
-stands where the core needs a figure that is worked out from the model (engine.py).
+One field = one flag (`max_model_len` is `--max-model-len`) = one key of the configuration file (in its `table`) = one
+environment variable (`LLMSRV_MAX_MODEL_LEN`); option.py has the forms, settings.py what wins. The fields that the core
+also has equal cpp/engine/config.h in name and default (tests/unit/test_config.py); None stands where the core needs a
+figure that is worked out from the model (engine.py).
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="EngineOptions")
 
@@ -18,6 +19,9 @@ _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 864
 _SIZE_MAX = 1 << 62
 # What `--dtype` is when nothing is asked for.
 DEFAULT_DTYPE = "auto"
+# Tables of the configuration file, in the order in which they are shown.
+TABLES = ("orchestrator", "serving", "distributed")
+_PERMISSION_MODES = ("standard", "strict")
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "quantization": ("int8", "int4"),
@@ -34,13 +38,39 @@ def parse_size(text: str | int) -> int:
         raise ValueError(
             f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB, for example 4GiB"
         )
-    return int(float(match[1]) * _UNITS[match[2]])
+    whole, _, decimals = match[1].partition(".")
+    size: int = int(whole + decimals) * _UNITS[match[2]] // 10 ** len(decimals)
+    return size
+
+
+def write_size(size: int) -> str:
+    """A short text that parse_size() and parse_swap_space() read as exactly so many bytes."""
+    unit = next(each for each in ("TiB", "GiB", "MiB", "KiB") if size % _UNITS[each] == 0 or each == "KiB")
+    whole, rest = divmod(size, _UNITS[unit])
+    decimals = f"{rest * 10**10 // _UNITS[unit]:010}".rstrip("0")  # 1/1024 has ten decimals
+    return f"{whole}.{decimals}{unit}" if decimals else f"{whole}{unit}"
+
+
+def write_duration(seconds: float) -> str:
+    """A short text that parse_duration() reads as exactly so many seconds."""
+    for unit in ("d", "h", "m", "s"):
+        text = f"{int(seconds / _UNIT_SECONDS[unit])}{unit}"
+        if seconds and parse_duration(text) == seconds:
+            return text
+    return plain_decimal(seconds)
+
+
+def plain_decimal(number: float) -> str:
+    """All digits of a float without an exponent, which the parsers of sizes and times do not know."""
+    from decimal import Decimal
+
+    return format(Decimal(repr(number)), "f")
 
 
 def parse_swap_space(text: str) -> int:
     """The same, but a plain number means GiB, as it does wherever this option exists. Bytes."""
     size = str(text).strip()
-    return parse_size(size if size.endswith("iB") else f"{size}GiB")
+    return parse_size(f"{size}GiB" if re.fullmatch(r"[0-9.]+", size) else size)
 
 
 def parse_model_len(text: str) -> int | None:
@@ -74,14 +104,30 @@ def _option(
     default: Any = MISSING,  # noqa: ANN401
     *,
     parser: Callable[[str], Any] | None = None,
+    writer: Callable[[Any], str] | None = None,
     written: str | None = None,
+    unset: str | None = None,
     repeated: str | None = None,
+    table: str = "serving",
+    opens: Literal["read", "write", "folder"] | None = None,
 ) -> Any:  # noqa: ANN401
-    """A dataclass field that is also a flag.
+    """A dataclass field that is also a flag, a key of the configuration file and an environment variable.
 
-    `written`: the default as one would write it. `repeated`: the flag of one entry, for a field that is a mapping.
+    `writer`: makes text of a value that `parser` reads as the same. `written`: the default as one would write it.
+    `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping.
+    `opens`: the value is the path of a file that the process reads again later, or of one that it writes, or of a
+    folder in which it makes files.
     """
-    metadata = {"help": help_text, "parser": parser, "written": written, "repeated": repeated}
+    metadata = {
+        "help": help_text,
+        "parser": parser,
+        "writer": writer,
+        "written": written,
+        "unset": unset,
+        "repeated": repeated,
+        "table": table,
+        "opens": opens,
+    }
     return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
 
 
@@ -100,7 +146,9 @@ class EngineOptions:
         None,
     )
     packed_cache: str | None = _option(
-        "Folder that keeps the weights as they stand in memory, for quicker starts. Default: none are kept.", None
+        "Folder that keeps the weights as they stand in memory, for quicker starts. Default: none are kept.",
+        None,
+        opens="folder",
     )
     threads: int | None = _option("Compute threads. Default: physical cores that this process may use.", None)
     reserve_cpus: int = _option("Cores that the default of threads leaves free, for a busy front end.", 0)
@@ -112,6 +160,7 @@ class EngineOptions:
         "small for it.",
         None,
         parser=parse_model_len,
+        unset="auto",
     )
     block_size: int = _option("Tokens per KV block: 8, 16 or 32.", 16)
     max_num_seqs: int = _option("Most sequences that run at once.", 64)
@@ -120,12 +169,17 @@ class EngineOptions:
         "Memory for the KV cache, for example 4GiB. Default: 512MiB, or what one sequence of max_model_len needs.",
         None,
         parser=parse_size,
+        writer=write_size,
+    )
+    gpu_memory_utilization: float | None = _option(
+        "Part of a GPU's memory to use, above 0 and at most 1. Of no use on a CPU: see kv_cache_memory.", None
     )
     kv_cache_dtype: str = _option("Type of the KV cache: bfloat16, float32 or int8.", "bfloat16")
     swap_space: int = _option(
         "Host memory for keys and values of preempted sequences: GiB, or for example 512MiB.",
         128 << 20,
         parser=parse_swap_space,
+        writer=write_size,
         written="128MiB",
     )
     preemption_mode: str = _option(
@@ -146,8 +200,15 @@ class EngineOptions:
         "Default: never.",
         None,
         parser=parse_duration,
+        writer=write_duration,
+        table="orchestrator",
     )
-    trace_steps: str | None = _option("File that gets the plan of every step, a line of JSON each.", None)
+    tensor_parallel_size: int = _option(
+        "Parts that each layer's weights are cut into. This version computes a model whole: 1.", 1, table="distributed"
+    )
+    trace_steps: str | None = _option(
+        "File that gets the plan of every step, a line of JSON each.", None, opens="write"
+    )
     max_queued_requests: int = _option("Most waiting requests; the next one gets RESOURCE_EXHAUSTED.", 1024)
     max_queued_tokens: int = _option("Most prompt tokens of waiting requests together.", 1048576)
     max_logprobs: int = _option("Most top_logprobs that a request may ask for.", 20)
@@ -173,6 +234,15 @@ class EngineOptions:
         for name in ("kv_cache_memory", "swap_space"):
             if not 0 <= (getattr(self, name) or 0) <= _SIZE_MAX:
                 raise ValueError(f"{name}: must be in 0..{_SIZE_MAX} bytes, not {getattr(self, name)}")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization: must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+            )
+        if self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"tensor_parallel_size: must be 1, not {self.tensor_parallel_size}: this version computes each model "
+                "whole, in one process; threads is how many cores it uses"
+            )
         for name, weight in self.tenant_weights.items():
             if not name or not 0 < weight < math.inf:
                 raise ValueError(f"tenant_weights: needs a name and a weight above 0, not {name!r}: {weight}")
@@ -195,6 +265,15 @@ class ServeConfig(EngineOptions):
     """The options of a daemon."""
 
     served_model_name: str | None = _option("Name that clients use. Default: the model's file or folder name.", None)
+    env: str | None = _option(
+        "Name of this deployment, which the log shows, for example production-serving.", None, table="orchestrator"
+    )
+    permission_mode: str = _option(
+        "standard, or strict: read nothing but the model and the installation; once loaded, write no file, execute "
+        "nothing and connect nowhere.",
+        _PERMISSION_MODES[0],
+        table="orchestrator",
+    )
     host: str = _option("Address to listen on.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
     http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
@@ -208,6 +287,10 @@ class ServeConfig(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.env == "":
+            raise ValueError("env: must not be empty")
+        if self.permission_mode not in _PERMISSION_MODES:
+            raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
@@ -215,45 +298,6 @@ class ServeConfig(EngineOptions):
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
-
-
-def flags_of(options: type[EngineOptions]) -> Signature:
-    """A signature with one typer option for each field, for a command that takes them as keyword arguments.
-
-    The command makes the options of them with from_flags().
-    """
-    import typer
-
-    hints = get_type_hints(options)
-    parameters = []
-    for each in fields(options):
-        repeated = each.metadata["repeated"]
-        option = typer.Option(
-            *([repeated] if repeated else []),
-            help=each.metadata["help"],
-            metavar="NAME=VALUE" if repeated else None,
-            parser=each.metadata["parser"],
-            show_default=each.default not in (None, MISSING),
-        )
-        default = Parameter.empty if each.default is MISSING else each.metadata["written"] or each.default
-        parameters.append(
-            Parameter(
-                each.name,
-                Parameter.KEYWORD_ONLY,
-                default=[] if repeated else default,
-                annotation=Annotated[list[str] if repeated else hints[each.name], option],
-            )
-        )
-    return Signature(parameters)
-
-
-def from_flags(options: type[T], values: Mapping[str, Any]) -> T:
-    """Options made of what the flags of flags_of() were given. Raises ValueError as the options themselves do."""
-    repeated = {each.name for each in fields(options) if each.metadata["repeated"]}
-    made: dict[str, Any] = dict(values)
-    for name in repeated & made.keys():
-        made[name] = _mapping(name, made[name])
-    return options(**made)
 
 
 def from_values(options: type[T], values: Mapping[str, Any]) -> T:
@@ -267,12 +311,3 @@ def from_values(options: type[T], values: Mapping[str, Any]) -> T:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
     return options(**parsed)
-
-
-def _mapping(name: str, pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    result: dict[str, float] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"{name}: {key!r} is given twice")
-        result[key] = value
-    return result

@@ -7,7 +7,7 @@ imported only when something is loaded, so that `import llmsrv` and a command's 
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -279,34 +279,19 @@ def _silent(line: str) -> None:
     """Reports nothing."""
 
 
-class _FetchProgress(ExitStack):
-    """A progress callback that shows itself with its first call: what is in the cache already is not mentioned."""
-
-    def __init__(self, report: Report | None) -> None:
-        super().__init__()
-        self._report = report
-        self._shown: ProgressCallback | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._report is None:
-            return
-        if self._shown is None:
-            from llmsrv.weights.progress import show_progress
-
-            self._shown = self.enter_context(show_progress("fetching the model"))
-        self._shown(done, total)
-
-
 def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
     from llmsrv.weights.fetch import resolve_model
     from llmsrv.weights.model_files import inspect_model
+    from llmsrv.weights.progress import FetchProgress, no_progress
 
-    with _FetchProgress(report) as fetching:
+    with nullcontext(no_progress) if report is None else FetchProgress() as fetching:
         path = resolve_model(options.model, progress=fetching)
     return inspect_model(path)
 
 
 def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
+    if options.gpu_memory_utilization is not None:
+        report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
     config = fit(files, options, report)
     plan = plan_memory(files, config)
     report(describe_plan(plan, config, process_bytes=resident_bytes()))

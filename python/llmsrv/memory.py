@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from llmsrv.config import EngineOptions
+from llmsrv.config import EngineOptions, write_size
 from llmsrv.team import choose_team
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def check_plan(model: PlannedModel, plan: "_core.MemoryPlan", config: EngineOpti
         )
     max_len, memory = largest
     raise ValueError(
-        f"{message}the largest kv_cache_memory that fits is {_as_option(memory)}, the largest max_model_len {max_len}"
+        f"{message}the largest kv_cache_memory that fits is {write_size(memory)}, the largest max_model_len {max_len}"
     )
 
 
@@ -222,11 +222,3 @@ def _number_after(name: str, path: Path) -> int:
 
 def _mebibytes(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
-
-
-def _as_option(size: int) -> str:
-    """As the flag takes it, exactly."""
-    for unit, shift in (("MiB", 20), ("KiB", 10)):
-        if size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return str(size)

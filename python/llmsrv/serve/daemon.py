@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from llmsrv.config import ServeConfig
-from llmsrv.flags import parse_flags
+from llmsrv.flags import parse_settings
 
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
@@ -24,13 +24,24 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Entry point of `llmsrv-grpc`."""
-    config = parse_flags(
+    settings = parse_settings(
         ServeConfig,
         prog="llmsrv-grpc",
         description="Serve a language model over gRPC, and with --http-port over HTTP, too.\n\n"
         "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
         "Ctrl-C or SIGTERM finishes what runs, then exits.",
     )
+    for note in settings.notes:
+        report(note)
+    config = settings.options
+    if config.permission_mode == "strict":
+        from llmsrv.serve.permissions import confine
+
+        try:
+            config = confine(config, report)
+        except (ValueError, OSError) as error:
+            report(f"error: {error}")
+            sys.exit(1)
     sys.exit(run(config))
 
 
@@ -113,12 +124,17 @@ class Daemon:
         self._service = GenerationService(model)
         gc.freeze()  # what was loaded stays: no later collection needs to look at it
         gc.enable()
+        if self._config.permission_mode == "strict":
+            from llmsrv.serve.permissions import seal
+
+            seal(self._config, report)
         if self._server is not None:
             await self._server.serve(self._service)
         if self._http is not None:
             await self._http.serve(self._service)
         took = time.monotonic() - self._began
-        report(f"serving {model.name} on {self._config.host}:{self.port}, ready after {took:.2f} s")
+        deployment = f" ({self._config.env})" if self._config.env else ""
+        report(f"serving {model.name} on {self._config.host}:{self.port}{deployment}, ready after {took:.2f} s")
 
     async def stop(self) -> None:
         """Drains, stops listening, stops the engine. Idempotent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import TextIO
 
@@ -23,6 +23,20 @@ def show_progress(label: str, stream: TextIO | None = None) -> AbstractContextMa
     """A callback that shows `label` and how far the work is, for the time of a `with` block."""
     stream = sys.stderr if stream is None else stream
     return _Bar(label, stream) if stream.isatty() else _Lines(label, stream)
+
+
+class FetchProgress(ExitStack):
+    """A progress callback that shows itself with its first call: what is in the cache already is not mentioned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: ProgressCallback | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows how far it is."""
+        if self._shown is None:
+            self._shown = self.enter_context(show_progress("fetching the model"))
+        self._shown(done, total)
 
 
 class _Lines:
