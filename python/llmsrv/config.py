@@ -60,6 +60,15 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
+def parse_origins(text: str | None) -> tuple[str, ...]:
+    """Origins from a list with commas: what a browser sends, a scheme and a host with a port if it has one."""
+    origins = tuple(each.strip() for each in text.split(",")) if text is not None else ()
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^\s/?#,@]+", origin):
+            raise ValueError(f"cors_origins: {origin!r} is not an origin: write for example https://chat.example.com")
+    return origins
+
+
 def parse_tenant_weight(text: str) -> tuple[str, float]:
     """A tenant and its weight from "NAME=WEIGHT"; the name may have a = in it."""
     name, equals, weight = text.rpartition("=")
@@ -202,6 +211,25 @@ class ServeConfig(EngineOptions):
         "Serve the OpenAI-compatible HTTP API on this port, too; 0 picks a free one and prints it. Default: no HTTP.",
         None,
     )
+    api_keys: str | None = _option(
+        "File of API keys, their limits and weights; LLMSRV_API_KEY holds a key itself. Default: no key is needed.",
+        None,
+    )
+    admin_token_file: str | None = _option(
+        "File with the token for AdminService. LLMSRV_ADMIN_TOKEN holds the token itself.", None
+    )
+    open_metrics: bool = _option("Let anybody read /metrics when there are keys.", False)
+    tls_cert: str | None = _option("PEM file with the certificate chain of both ports; SIGHUP reads it again.", None)
+    tls_key: str | None = _option("PEM file with the certificate's private key.", None)
+    tls_client_ca: str | None = _option(
+        "PEM file with the authorities whose clients may connect, and nobody else (mTLS).", None
+    )
+    insecure_bind: bool = _option("Do not warn of an address that others reach without encryption or keys.", False)
+    cors_origins: str | None = _option(
+        "Origins whose pages may use the HTTP API in a browser, with commas between, for example "
+        "https://chat.example.com; * is every page.",
+        None,
+    )
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
@@ -211,6 +239,11 @@ class ServeConfig(EngineOptions):
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert, tls_key: need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca: needs tls_cert and tls_key")
+        parse_origins(self.cors_origins)
         if self.drain_timeout < 0:
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
         if self.served_model_name == "":

@@ -167,6 +167,11 @@ class Generation:
         finish = self._choices[0].finish
         return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
 
+    @property
+    def token_count(self) -> int:
+        """Tokens of the prompt, and of all sequences so far."""
+        return len(self._prompt_ids) + sum(each.token_count for each in self._choices)
+
     def _has_news(self) -> bool:
         if self._ending is not None or self._error is not None:
             return True

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from llmsrv.caller import CALL, Admission
 from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
 from llmsrv.generation import Generation, SequenceText, collect
@@ -93,6 +94,7 @@ class GenerationService:
         # Whole books may be tokenized for their own sake: they wait for each other, and no prompt waits for them.
         self._book_worker = ThreadPoolExecutor(1, thread_name_prefix="llmsrv-tokenize")
         self._live: dict[int, Generation] = {}
+        self._admissions: dict[int, Admission] = {}  # of generations whose callers are known, until close()
         self._preparing = 0
         self._open = 0  # submits that have not returned plus generations that are not closed
         self._idle = asyncio.Event()
@@ -114,7 +116,7 @@ class GenerationService:
         self._open += 1
         self._idle.clear()
         try:
-            return await self._admit(request)
+            return await self._admit_for_caller(request)
         except ServiceError as error:
             self._leave(error.code.name)
             raise
@@ -252,6 +254,21 @@ class GenerationService:
         return True
 
     # --- admission ---
+
+    async def _admit_for_caller(self, request: GenerationRequest) -> Generation:
+        """Asks the caller's limits first, where the caller is known."""
+        call = CALL.get()
+        if call is None:
+            return await self._admit(request)
+        admission = call.admit()
+        try:
+            generation = await self._admit(replace(request, tenant=call.caller.name))
+        except BaseException:
+            admission.end()
+            raise
+        self._admissions[generation.key] = admission
+        admission.measure(lambda: generation.token_count)
+        return generation
 
     async def _admit(self, request: GenerationRequest) -> Generation:
         arrived = time.monotonic()
@@ -459,6 +476,9 @@ class GenerationService:
                 del self._live[output.request]
 
     def _forget(self, generation: Generation) -> None:
+        admission = self._admissions.pop(generation.key, None)
+        if admission is not None:
+            admission.end()
         if self._live.pop(generation.key, None) is not None:
             self._engine.abort(generation.key)
             self._queue.leave(generation.key, time.monotonic())
@@ -516,7 +536,7 @@ class QueueDrain:
 
 def _tenant(request: GenerationRequest) -> str:
     """Whose share of the tokens a request takes under the policy "fair". `_in_request` names the field it came from."""
-    return request.cache_salt
+    return request.tenant or request.cache_salt
 
 
 def _time_left(deadline: float | None) -> float | None:
