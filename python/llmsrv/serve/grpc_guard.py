@@ -1,5 +1,6 @@
 """The guard before gRPC's handlers."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import grpc.aio
 from llmsrv.caller import CALL
 from llmsrv.errors import ServiceError
 from llmsrv.serve.auth import Guard
-from llmsrv.serve.status import abort, status_of
+from llmsrv.serve.status import abort, internal_error, status_of
+
+logger = logging.getLogger(__name__)
 
 Handler = Any  # grpc.RpcMethodHandler, whose type parameters nobody here needs
 
@@ -30,6 +33,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             CALL.set(self._guard.check(self._guard.method_access(details.method), headers))
         except ServiceError as error:
             return _refusal(error)
+        except Exception:
+            logger.exception("the guard failed")
+            return _refusal(internal_error())  # grpc.aio would show what was raised
         return await continuation(details)
 
 
