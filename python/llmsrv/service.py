@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from llmsrv.caller import CALL, Admission
+from llmsrv.caller import CALL, Admission, Call
 from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
 from llmsrv.generation import Generation, SequenceText, collect
@@ -113,10 +113,13 @@ class GenerationService:
 
     async def submit(self, request: GenerationRequest) -> Generation:
         """Accepts a request, or raises ServiceError without having changed anything."""
+        call = CALL.get()
+        if call is not None:
+            request = replace(request, tenant=call.caller.name)
         self._open += 1
         self._idle.clear()
         try:
-            return await self._admit_for_caller(request)
+            return await self._admit_from(call, request)
         except ServiceError as error:
             self._leave(error.code.name)
             raise
@@ -255,14 +258,13 @@ class GenerationService:
 
     # --- admission ---
 
-    async def _admit_for_caller(self, request: GenerationRequest) -> Generation:
+    async def _admit_from(self, call: Call | None, request: GenerationRequest) -> Generation:
         """Asks the caller's limits first, where the caller is known."""
-        call = CALL.get()
         if call is None:
             return await self._admit(request)
         admission = call.admit()
         try:
-            generation = await self._admit(replace(request, tenant=call.caller.name))
+            generation = await self._admit(request)
         except BaseException:
             admission.end()
             raise

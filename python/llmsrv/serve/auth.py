@@ -27,9 +27,9 @@ ADMIN_NAME = "admin"  # of the admin token's owner
 KEY_CHARS_MIN, KEY_CHARS_MAX = 16, 1024
 NO_LIMITS = Limits()
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/"})  # the page at / holds no figures: it asks for them with a key
 METRICS_PATH = "/metrics"
-ADMIN_PATHS = ("/admin",)  # and what is below
+ADMIN_PATHS = frozenset({"/stats"})  # all tenants' figures
 OPEN_SERVICES = frozenset({"grpc.health.v1.Health"})
 ADMIN_SERVICES = ("llmsrv.v1.AdminService", "grpc.channelz.")
 
@@ -127,7 +127,7 @@ class Guard:
         """Whom an HTTP path is for."""
         if path in OPEN_PATHS or (path == METRICS_PATH and self._config.open_metrics):
             return Access.OPEN
-        return Access.ADMIN if any(path == each or path.startswith(f"{each}/") for each in ADMIN_PATHS) else Access.USER
+        return Access.ADMIN if path in ADMIN_PATHS else Access.USER
 
     def method_access(self, method: str) -> Access:
         """Whom an RPC is for, by its full name: "/package.Service/Method"."""
