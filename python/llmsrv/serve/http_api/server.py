@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from llmsrv.config import ServeConfig, parse_origins
+from llmsrv.serve.http_api.connection import Connection
 from llmsrv.serve.http_api.guard import guarded
 from llmsrv.serve.http_api.routes import api
 from llmsrv.serve.listener import Listener
@@ -39,7 +40,7 @@ class HttpServer(Listener):
         guard, origins = self._security.guard, parse_origins(config.cors_origins)
         settings = uvicorn.Config(
             api(self, guarded(guard, origins)),
-            http="h11",  # no limit on headers in the other one
+            http=Connection,  # on h11: no limit on headers in the other one
             ws="none",
             lifespan="off",
             log_config=None,
