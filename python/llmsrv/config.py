@@ -236,18 +236,21 @@ class ServeConfig(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_security()
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        if self.drain_timeout < 0:
+            raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
+        if self.served_model_name == "":
+            raise ValueError("served_model_name: must not be empty")
+
+    def _check_security(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert, tls_key: need each other")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca: needs tls_cert and tls_key")
         parse_origins(self.cors_origins)
-        if self.drain_timeout < 0:
-            raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
-        if self.served_model_name == "":
-            raise ValueError("served_model_name: must not be empty")
 
 
 def flags_of(options: type[EngineOptions]) -> Signature:
