@@ -132,12 +132,8 @@ class GrpcServer(Listener):
         """Listens and returns the port. Raises OSError when the address cannot be bound."""
         address = f"{self.config.host}:{self.config.port}"
         self._security.warn_of_exposure(self.config.host, self.config.port)
-        tls = self._security.tls
         try:
-            if tls is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, tls.grpc_credentials())
+            port = self._security.add_grpc_port(self._server, address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from None
         await self._health.start()

@@ -5,6 +5,9 @@ import logging
 import os
 from collections.abc import Mapping
 
+import grpc
+import grpc.aio
+
 from llmsrv.config import ServeConfig
 from llmsrv.serve.auth import Guard
 from llmsrv.serve.tls import Tls
@@ -42,6 +45,12 @@ class Security:
         if self._config.scheduling_policy == "fair" and self.guard.weights != weights:
             lines.append("weights of keys stay as they were at the start")
         return lines
+
+    def add_grpc_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Makes a server that has not started listen, behind TLS where there is any. Raises what grpc raises."""
+        if self.tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, self.tls.grpc_credentials())
 
     def warn_of_exposure(self, host: str, port: int) -> None:
         """Says what is missing on an address that others can reach, unless --insecure-bind says that it is known."""
