@@ -34,8 +34,12 @@ class Limits:
 class Caller:
     """One key's owner. The name is the tenant of the policy "fair", and all that a log may show."""
 
-    def __init__(self, name: str, limits: Limits, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, name: str, limits: Limits, clock: Clock = time.monotonic, *, shares_prefixes: bool = False
+    ) -> None:
+        """`shares_prefixes`: may find what others have cached, and they what this one has."""
         self.name = name
+        self._shares_prefixes = shares_prefixes
         self._clock = clock
         self._live: set[Admission] = set()
         self.set_limits(limits)
@@ -56,6 +60,10 @@ class Caller:
     def running(self) -> int:
         """Generations that have been admitted and have not ended."""
         return len(self._live)
+
+    def cache_salt(self, salt: str) -> str:
+        """Within which prefixes are shared, for a request with this salt. No two callers have one in common."""
+        return salt if self._shares_prefixes else f"{self.name}/{salt}"  # a key's name has no slash
 
     def take_request(self) -> None:
         """Takes one of the requests. Raises RESOURCE_EXHAUSTED when none is left."""

@@ -218,6 +218,9 @@ class ServeConfig(EngineOptions):
     admin_token_file: str | None = _option(
         "File with the token for AdminService. LLMSRV_ADMIN_TOKEN holds the token itself.", None
     )
+    share_prefixes: bool = _option(
+        "Share cached prefixes between keys. Then a key's owner can find out what others have asked.", False
+    )
     open_metrics: bool = _option("Let anybody read /metrics when there are keys.", False)
     tls_cert: str | None = _option("PEM file with the certificate chain of both ports; SIGHUP reads it again.", None)
     tls_key: str | None = _option("PEM file with the certificate's private key.", None)

@@ -115,7 +115,8 @@ class GenerationService:
         """Accepts a request, or raises ServiceError without having changed anything."""
         call = CALL.get()
         if call is not None:
-            request = replace(request, tenant=call.caller.name)
+            salt = call.caller.cache_salt(request.cache_salt)
+            request = replace(request, tenant=call.caller.name, cache_salt=salt)
         self._open += 1
         self._idle.clear()
         try:

@@ -237,6 +237,23 @@ def test_reload_takes_new_keys_keeps_what_was_used_and_survives_a_broken_file(tm
     assert outcome(guarded, Access.USER, bearer(BOB)) == INVALID
 
 
+@pytest.mark.parametrize(
+    ("method", "access"),
+    [
+        ("/llmsrv.v1.InferenceService/Generate", Access.USER),
+        ("/llmsrv.v1.AdminService/Drain", Access.ADMIN),
+        ("/grpc.channelz.v1.Channelz/GetServers", Access.ADMIN),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Access.USER),
+        ("/grpc.health.v1.Health/Watch", Access.OPEN),
+        ("/grpc.health.v1.Health2/Watch", Access.USER),
+        ("grpc.health.v1.Health", Access.OPEN),
+        ("", Access.USER),
+    ],
+)
+def test_rpcs(method, access):
+    assert guard().method_access(method) is access
+
+
 def test_weights_are_those_of_the_keys(tmp_path):
     text = f'[[key]]\nname = "alice"\nkey = "{ALICE}"\nweight = 2.5\n'
     guarded = guard({"LLMSRV_API_KEY": BOB}, api_keys=key_file(tmp_path, text))

@@ -271,7 +271,8 @@ def test_the_keys_name_is_the_tenant_over_both_protocols(tmp_path):
         )
         await served.submitted(4)
         assert {each.tenant for each in served.engine.submitted.values()} == {"alice"}
-        assert [each.cache_salt for each in served.engine.submitted.values()] == ["salt", "", "salt", "salt"]
+        salts = [each.cache_salt for each in served.engine.submitted.values()]
+        assert salts == ["alice/salt", "alice/", "alice/salt", "alice/salt"]
         for key in list(served.engine.live):
             served.engine.emit(key, b"x", finish=finish("length"), final=True)
         await unary
@@ -280,6 +281,18 @@ def test_the_keys_name_is_the_tenant_over_both_protocols(tmp_path):
             pass
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_prefixes_are_a_keys_own_unless_all_share_them(tmp_path, shared):
+    async def test(served):
+        for who in ("user", "admin"):
+            served.stream(who)
+            await served.submitted(len(served.engine.submitted) + 1)
+        salts = {each.cache_salt for each in served.engine.submitted.values()}
+        assert salts == ({""} if shared else {"alice/", "admin/"})
+
+    run(tmp_path, test, share_prefixes=shared)
 
 
 def test_limits_hold_over_both_protocols_together(tmp_path):

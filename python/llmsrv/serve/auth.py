@@ -86,12 +86,12 @@ class Guard:
         for key in keys:
             caller = self._callers.get(key.name)
             if caller is None:
-                caller = Caller(key.name, key.limits)
+                caller = Caller(key.name, key.limits, shares_prefixes=self._config.share_prefixes)
             elif caller.limits != key.limits:
                 caller.set_limits(key.limits)
             callers[key.name] = caller
         if admin_digest is not None:
-            callers[ADMIN_NAME] = Caller(ADMIN_NAME, NO_LIMITS)
+            callers[ADMIN_NAME] = Caller(ADMIN_NAME, NO_LIMITS, shares_prefixes=self._config.share_prefixes)
         self._keys, self._admin_digest, self._callers = keys, admin_digest, callers
 
     @property
