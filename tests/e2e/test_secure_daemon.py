@@ -107,6 +107,17 @@ def test_the_admin_token(secured):
         health_pb2_grpc.HealthStub(made).Check(health_pb2.HealthCheckRequest())  # without any
 
 
+def test_nobody_sees_what_others_have_cached(secured):
+    def cached(key):
+        with client(secured, key) as made:
+            usage = made.completions.create(model="smol", prompt=list(range(1000, 1100)), max_tokens=1).usage
+            return usage.prompt_tokens_details.cached_tokens
+
+    assert cached(ALICE) == 0
+    assert cached(ALICE) > 90
+    assert cached(ADMIN) == 0
+
+
 def test_sighup_brings_new_keys_and_certificates_and_ends_no_connection(secured):
     files = secured.files
     with channel(secured) as before:
