@@ -42,6 +42,7 @@ class Caller:
         self._shares_prefixes = shares_prefixes
         self._clock = clock
         self._live: set[Admission] = set()
+        self._is_revoked = False
         self.set_limits(limits)
 
     def set_limits(self, limits: Limits) -> None:
@@ -61,6 +62,10 @@ class Caller:
         """Generations that have been admitted and have not ended."""
         return len(self._live)
 
+    def revoke(self) -> None:
+        """The key is not valid any more: what runs goes on, also in calls that stay open, and nothing new begins."""
+        self._is_revoked = True
+
     def cache_salt(self, salt: str) -> str:
         """Within which prefixes are shared, for a request with this salt. No two callers have one in common."""
         return salt if self._shares_prefixes else f"{self.name}/{salt}"  # a key's name has no slash
@@ -77,7 +82,12 @@ class Caller:
         self._requests.take(1, now)
 
     def admit(self) -> "Admission":
-        """A generation may begin. Raises RESOURCE_EXHAUSTED when too many run or too many tokens were used."""
+        """A generation may begin. Raises RESOURCE_EXHAUSTED when too many run or too many tokens were used.
+
+        And UNAUTHENTICATED in a call that was open when its key was revoked.
+        """
+        if self._is_revoked:
+            raise ServiceError(Code.UNAUTHENTICATED, f"the key {self.name!r} was revoked", reason="REVOKED_API_KEY")
         limit = self._limits.max_concurrent_streams
         if limit is not None and len(self._live) >= limit:
             raise self._exhausted("TOO_MANY_STREAMS", f"{limit} generations at once", limit, STREAM_RETRY_S)

@@ -115,6 +115,11 @@ def test_an_environment_that_cannot_be_meant(variable, value):
     assert not value or value not in str(caught.value)
 
 
+def test_a_key_cannot_be_the_admins_token():
+    with pytest.raises(ValueError, match="also a key"):
+        guard({"LLMSRV_API_KEY": ALICE, "LLMSRV_ADMIN_TOKEN": ALICE})
+
+
 def test_the_environment_holds_one_key_and_the_admin_token(tmp_path):
     guarded = guard({"LLMSRV_API_KEY": ALICE, "LLMSRV_ADMIN_TOKEN": ADMIN})
     assert outcome(guarded, Access.USER, bearer(ALICE)) == "default"
@@ -235,6 +240,25 @@ def test_reload_takes_new_keys_keeps_what_was_used_and_survives_a_broken_file(tm
     guarded.reload()
     assert outcome(guarded, Access.USER, bearer(ALICE)) == "alice"
     assert outcome(guarded, Access.USER, bearer(BOB)) == INVALID
+
+
+@pytest.mark.parametrize(
+    "becomes", [f'[[key]]\nname = "alice"\nkey = "{BOB}"', f'[[key]]\nname = "bob"\nkey = "{ALICE}"']
+)
+def test_a_call_that_is_open_when_its_key_goes_begins_nothing_new(tmp_path, becomes):
+    path = key_file(tmp_path, f'[[key]]\nname = "alice"\nkey = "{ALICE}"')
+    guarded = guard({"LLMSRV_ADMIN_TOKEN": ADMIN}, api_keys=path)
+    call, admins = guarded.check(Access.USER, bearer(ALICE)), guarded.check(Access.USER, bearer(ADMIN))
+    running = call.admit()
+    guarded.reload()
+    call.admit().end()
+    key_file(tmp_path, becomes)
+    guarded.reload()
+    with pytest.raises(ServiceError, match="revoked") as caught:
+        call.admit()
+    assert (caught.value.code, caught.value.reason) == (Code.UNAUTHENTICATED, "REVOKED_API_KEY")
+    running.end()
+    admins.admit().end()
 
 
 @pytest.mark.parametrize(

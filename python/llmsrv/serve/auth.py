@@ -74,25 +74,33 @@ class Guard:
         self._config = config
         self._environment = environment
         self._keys: Sequence[ApiKey] = ()
-        self._admin_digest: bytes | None = None
-        self._callers: dict[str, Caller] = {}
+        self._owners: Sequence[tuple[ApiKey, Caller]] = ()  # of the keys, and of the admin token
         self.reload()
 
     def reload(self) -> None:
         """Reads the files again; who was known keeps what they have used. Raises ValueError and changes nothing."""
         keys = _keys(self._config, self._environment)
         admin_digest = _admin_digest(self._config, self._environment)
-        callers = {}
-        for key in keys:
-            caller = self._callers.get(key.name)
-            if caller is None:
-                caller = Caller(key.name, key.limits, shares_prefixes=self._config.share_prefixes)
-            elif caller.limits != key.limits:
-                caller.set_limits(key.limits)
-            callers[key.name] = caller
+        owners = list(keys)
         if admin_digest is not None:
-            callers[ADMIN_NAME] = Caller(ADMIN_NAME, NO_LIMITS, shares_prefixes=self._config.share_prefixes)
-        self._keys, self._admin_digest, self._callers = keys, admin_digest, callers
+            if any(key.digest == admin_digest for key in keys):
+                raise ValueError("admin_token_file: the admin's token is also a key; give it one of its own")
+            owners.append(ApiKey(name=ADMIN_NAME, digest=admin_digest, admin=True))
+        known, self._owners = self._owners, [(key, self._caller_of(key)) for key in owners]
+        self._keys = keys
+        kept = [caller for _, caller in self._owners]
+        for _, caller in known:
+            if caller not in kept:
+                caller.revoke()
+
+    def _caller_of(self, key: ApiKey) -> Caller:
+        """Whom a key was known for, with its new limits, or somebody new."""
+        for known, caller in self._owners:
+            if (known.name, known.digest) == (key.name, key.digest):
+                if caller.limits != key.limits:
+                    caller.set_limits(key.limits)
+                return caller
+        return Caller(key.name, key.limits, shares_prefixes=self._config.share_prefixes)
 
     @property
     def key_count(self) -> int:
@@ -102,7 +110,7 @@ class Guard:
     @property
     def guards(self) -> bool:
         """Whether anybody is ever refused."""
-        return bool(self._keys) or self._admin_digest is not None
+        return bool(self._owners)
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -145,11 +153,9 @@ class Guard:
             raise ServiceError(Code.UNAUTHENTICATED, "send one header, authorization: Bearer KEY")
         digest = _digest(token.strip())
         found: tuple[Caller, bool] | None = None
-        for key in self._keys:
+        for key, caller in self._owners:
             if hmac.compare_digest(key.digest, digest):
-                found = self._callers[key.name], key.admin
-        if self._admin_digest is not None and hmac.compare_digest(self._admin_digest, digest):
-            found = self._callers[ADMIN_NAME], True
+                found = caller, key.admin
         if found is None:
             raise ServiceError(Code.UNAUTHENTICATED, "this API key is not known here")
         return found
