@@ -8,6 +8,7 @@ import pytest
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
 from llmsrv.serve.auth import ADMIN_NAME, Access, Guard, read_keys
+from llmsrv.serve.refusals import RefusalLog
 
 ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789", "admin-token-0123456789"
 
@@ -276,6 +277,27 @@ def test_a_call_that_is_open_when_its_key_goes_begins_nothing_new(tmp_path, beco
 )
 def test_rpcs(method, access):
     assert guard().method_access(method) is access
+
+
+def test_refusals_are_told_at_once_and_then_a_minute_at_a_time(caplog):
+    now = [0.0]
+    log = RefusalLog(lambda: now[0])
+    for second in range(0, 121):
+        now[0] = float(second)
+        log.note("INVALID_API_KEY" if second % 2 else "MISSING_API_KEY")
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused calls: 1 MISSING_API_KEY",
+        "refused calls: 30 INVALID_API_KEY, 30 MISSING_API_KEY",
+        "refused calls: 30 INVALID_API_KEY, 30 MISSING_API_KEY",
+    ]
+
+
+def test_a_refusal_is_told_without_what_was_sent(caplog):
+    guarded = guard({"LLMSRV_API_KEY": ALICE})
+    assert outcome(guarded, Access.USER, bearer(ALICE)) == "default"
+    assert caplog.records == []
+    assert outcome(guarded, Access.USER, bearer("some-wrong-key")) == INVALID
+    assert [record.getMessage() for record in caplog.records] == ["refused calls: 1 INVALID_API_KEY"]
 
 
 def test_weights_are_those_of_the_keys(tmp_path):

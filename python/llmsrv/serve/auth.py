@@ -19,6 +19,7 @@ import msgspec
 from llmsrv.caller import Call, Caller, Limits
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
+from llmsrv.serve.refusals import RefusalLog
 
 KEY_VARIABLE = "LLMSRV_API_KEY"
 ADMIN_VARIABLE = "LLMSRV_ADMIN_TOKEN"
@@ -73,6 +74,7 @@ class Guard:
         """Raises ValueError, which never shows a key, when a file of keys is missing or wrong."""
         self._config = config
         self._environment = environment
+        self._refusals = RefusalLog()
         self._keys: Sequence[ApiKey] = ()
         self._owners: Sequence[tuple[ApiKey, Caller]] = ()  # of the keys, and of the admin token
         self.reload()
@@ -124,12 +126,11 @@ class Guard:
         """
         if access is Access.OPEN or not self.guards or (access is Access.USER and not self._keys):
             return None
-        caller, is_admin = self._identified(authorization)
-        if access is Access.ADMIN and not is_admin:
-            raise ServiceError(
-                Code.PERMISSION_DENIED, f"the key {caller.name!r} is not an admin's", metadata={"key": caller.name}
-            )
-        return Call(caller)
+        try:
+            return self._call(access, authorization)
+        except ServiceError as error:
+            self._refusals.note(error.reason)
+            raise
 
     def path_access(self, path: str) -> Access:
         """Whom an HTTP path is for."""
@@ -143,6 +144,14 @@ class Guard:
         if service in OPEN_SERVICES:
             return Access.OPEN
         return Access.ADMIN if service.startswith(ADMIN_SERVICES) else Access.USER
+
+    def _call(self, access: Access, authorization: Sequence[str]) -> Call:
+        caller, is_admin = self._identified(authorization)
+        if access is Access.ADMIN and not is_admin:
+            raise ServiceError(
+                Code.PERMISSION_DENIED, f"the key {caller.name!r} is not an admin's", metadata={"key": caller.name}
+            )
+        return Call(caller)
 
     def _identified(self, authorization: Sequence[str]) -> tuple[Caller, bool]:
         if not authorization:
