@@ -51,7 +51,8 @@ def secured(smollm2_path, tmp_path_factory):
     yield daemon.wait_until_serving()
     daemon.stop()
     log = "\n".join(daemon.lines)
-    assert "WARNING" not in log
+    assert "OPEN TO THE NETWORK" not in log
+    assert "refused calls: 1 INVALID_API_KEY" in log
     assert not [secret for secret in (ALICE, BOB, ADMIN) if secret in log]
 
 

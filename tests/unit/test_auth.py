@@ -282,7 +282,7 @@ def test_rpcs(method, access):
 def test_refusals_are_told_at_once_and_then_a_minute_at_a_time(caplog):
     now = [0.0]
     log = RefusalLog(lambda: now[0])
-    for second in range(0, 121):
+    for second in range(121):
         now[0] = float(second)
         log.note("INVALID_API_KEY" if second % 2 else "MISSING_API_KEY")
     assert [record.getMessage() for record in caplog.records] == [
