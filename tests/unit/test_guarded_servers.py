@@ -135,16 +135,15 @@ def status_of_call(port, method, path, who):
         connection.close()
 
 
-async def code_of_call(channel, service, method, who):
-    """What comes of an empty request; OK as soon as there is an answer."""
-    call = channel.stream_stream(f"/{service}/{method}")(iter([b""]), metadata=metadata(who), timeout=30)
-    try:
-        await call.read()
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    finally:
-        call.cancel()
-    return grpc.StatusCode.OK
+def call_empty(port, service, method, who):
+    """An RPC with an empty request, at its first answer or its end. Not by grpc.aio's client: that one reports INTERNAL
+    when a call ends before its request is on its way."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = channel.stream_stream(f"/{service}/{method}")(iter([b""]), metadata=metadata(who), timeout=30)
+        with contextlib.suppress(grpc.RpcError, StopIteration):
+            next(call)
+            return grpc.StatusCode.OK, ""
+        return call.code(), f"{call.details()} {call.trailing_metadata()}"
 
 
 REFUSED = {"nobody": 401, "wrong": 401}
@@ -184,7 +183,7 @@ def test_every_rpc_for_everybody(tmp_path):
         code = grpc.StatusCode
         for service, method in [*RPCS, ("llmsrv.v1.AdminService", "Nothing"), ("other.Service", "Nothing")]:
             for who in KEYS:
-                found = await code_of_call(served.channel, service, method, who)
+                found, _ = await asyncio.to_thread(call_empty, served.grpc_port, service, method, who)
                 if service in OPEN_SERVICES:
                     assert found not in (code.UNAUTHENTICATED, code.PERMISSION_DENIED), (service, method, who)
                     assert found is code.OK or method == "List", (service, method, who)  # the library has none
@@ -441,16 +440,10 @@ def test_no_rpc_shows_what_went_wrong_inside(tmp_path, monkeypatch):
         for service, method in RPCS:
             if not service.startswith("llmsrv."):
                 continue
-            call = served.channel.stream_stream(f"/{service}/{method}")(
-                iter([b""]), metadata=metadata("admin"), timeout=30
-            )
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await call.read()
-            shown = f"{await call.details()} {await call.trailing_metadata()}"
-            assert SECRET not in shown
-            assert "Traceback" not in shown
-            assert "KeyError" not in shown
-            if await call.code() is grpc.StatusCode.INTERNAL:
+            code, shown = await asyncio.to_thread(call_empty, served.grpc_port, service, method, "admin")
+            for each in (SECRET, "Traceback", "KeyError"):
+                assert each not in shown, (service, method)
+            if code is grpc.StatusCode.INTERNAL:
                 failed.append(method)
         assert {"Generate", "GenerateStream", "Tokenize", "ListModels", "GetStats", "WatchStats"} <= set(failed)
 
