@@ -114,13 +114,30 @@ class GenerationService:
     async def submit(self, request: GenerationRequest) -> Generation:
         """Accepts a request, or raises ServiceError without having changed anything."""
         call = CALL.get()
-        if call is not None:
-            salt = call.caller.cache_salt(request.cache_salt)
-            request = replace(request, tenant=call.caller.name, cache_salt=salt)
+        return await self._submit(request) if call is None else await self._submit_for(call, request)
+
+    async def _submit_for(self, call: Call, request: GenerationRequest) -> Generation:
+        """The same for a known caller, whose limits are asked first."""
+        try:
+            admission = call.admit()
+        except ServiceError as error:
+            self.count_refusal(error)
+            raise
+        salt = call.caller.cache_salt(request.cache_salt)
+        try:
+            generation = await self._submit(replace(request, tenant=call.caller.name, cache_salt=salt))
+        except BaseException:
+            admission.end()
+            raise
+        self._admissions[generation.key] = admission
+        admission.measure(lambda: generation.token_count)
+        return generation
+
+    async def _submit(self, request: GenerationRequest) -> Generation:
         self._open += 1
         self._idle.clear()
         try:
-            return await self._admit_from(call, request)
+            return await self._admit(request)
         except ServiceError as error:
             self._leave(error.code.name)
             raise
@@ -258,20 +275,6 @@ class GenerationService:
         return True
 
     # --- admission ---
-
-    async def _admit_from(self, call: Call | None, request: GenerationRequest) -> Generation:
-        """Asks the caller's limits first, where the caller is known."""
-        if call is None:
-            return await self._admit(request)
-        admission = call.admit()
-        try:
-            generation = await self._admit(request)
-        except BaseException:
-            admission.end()
-            raise
-        self._admissions[generation.key] = admission
-        admission.measure(lambda: generation.token_count)
-        return generation
 
     async def _admit(self, request: GenerationRequest) -> Generation:
         arrived = time.monotonic()
