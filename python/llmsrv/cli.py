@@ -163,7 +163,7 @@ def _generate(options: EngineOptions, prompt: str, chat: bool, params: SamplingP
 async def _demo(model: str, question: str, keep: bool) -> None:
     from llmsrv.serve.daemon import Daemon, until_signal
 
-    daemon = Daemon(ServeConfig(model=model, port=0))
+    daemon = Daemon(ServeConfig(model=model, port=0), environment={})  # a key there is for another server
     try:
         await daemon.start()
         await daemon.load()

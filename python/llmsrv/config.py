@@ -90,6 +90,15 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 
+def parse_origins(text: str | None) -> tuple[str, ...]:
+    """Origins from a list with commas: what a browser sends, a scheme and a host with a port if it has one."""
+    origins = tuple(each.strip() for each in text.split(",")) if text is not None else ()
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^\s/?#,@]+", origin):
+            raise ValueError(f"cors_origins: {origin!r} is not an origin: write for example https://chat.example.com")
+    return origins
+
+
 def parse_tenant_weight(text: str) -> tuple[str, float]:
     """A tenant and its weight from "NAME=WEIGHT"; the name may have a = in it."""
     name, equals, weight = text.rpartition("=")
@@ -281,6 +290,31 @@ class ServeConfig(EngineOptions):
         "Serve the OpenAI-compatible HTTP API on this port, too; 0 picks a free one and prints it. Default: no HTTP.",
         None,
     )
+    api_key_file: str | None = _option(
+        "File of API keys, their limits and weights; LLMSRV_API_KEY holds a key itself. Default: no key is needed.",
+        None,
+        opens="read",
+    )
+    admin_token_file: str | None = _option(
+        "File with the token for AdminService. LLMSRV_ADMIN_TOKEN holds the token itself.", None, opens="read"
+    )
+    share_prefixes: bool = _option(
+        "Share cached prefixes between keys. Then a key's owner can find out what others have asked.", False
+    )
+    open_metrics: bool = _option("Let anybody read /metrics when there are keys.", False)
+    tls_cert: str | None = _option(
+        "PEM file with the certificate chain of both ports; SIGHUP reads it again.", None, opens="read"
+    )
+    tls_key: str | None = _option("PEM file with the certificate's private key.", None, opens="read")
+    tls_client_ca: str | None = _option(
+        "PEM file with the authorities whose clients may connect, and nobody else (mTLS).", None, opens="read"
+    )
+    insecure_bind: bool = _option("Do not warn of an address that others reach without encryption or keys.", False)
+    cors_origins: str | None = _option(
+        "Origins whose pages may use the HTTP API in a browser, with commas between, for example "
+        "https://chat.example.com; * is every page.",
+        None,
+    )
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
@@ -291,6 +325,7 @@ class ServeConfig(EngineOptions):
             raise ValueError("env: must not be empty")
         if self.permission_mode not in _PERMISSION_MODES:
             raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
+        self._check_security()
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
@@ -298,6 +333,13 @@ class ServeConfig(EngineOptions):
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
+
+    def _check_security(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert, tls_key: need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca: needs tls_cert and tls_key")
+        parse_origins(self.cors_origins)
 
 
 def from_values(options: type[T], values: Mapping[str, Any]) -> T:

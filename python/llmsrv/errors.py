@@ -1,7 +1,7 @@
 """The one table of failures: core status code -> gRPC code -> HTTP status, and the exception that carries them.
 
-Codes are gRPC's numbers everywhere (cpp/base/status.h uses the same), so that no layer translates twice. This module
-knows no transport: `serve/` turns a ServiceError into rich gRPC details.
+Codes are gRPC's numbers everywhere, so that no layer translates twice; cpp/base/status.h has those that the core needs.
+This module knows no transport: `serve/` turns a ServiceError into rich gRPC details.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,13 @@ class Code(IntEnum):
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 # UNIMPLEMENTED is not 501: it is for a field of a request, and clients send a request again when its status is 5xx.
@@ -33,11 +35,13 @@ HTTP_STATUS: Mapping[Code, int] = {
     Code.DEADLINE_EXCEEDED: 504,
     Code.NOT_FOUND: 404,
     Code.ALREADY_EXISTS: 409,
+    Code.PERMISSION_DENIED: 403,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.FAILED_PRECONDITION: 400,
     Code.UNIMPLEMENTED: 400,
     Code.INTERNAL: 500,
     Code.UNAVAILABLE: 503,
+    Code.UNAUTHENTICATED: 401,
 }
 
 # Machine-readable reason of a code where the place that raised it gave none.
@@ -47,11 +51,13 @@ DEFAULT_REASON: Mapping[Code, str] = {
     Code.DEADLINE_EXCEEDED: "DEADLINE_PASSED",
     Code.NOT_FOUND: "MODEL_NOT_FOUND",
     Code.ALREADY_EXISTS: "REQUEST_ID_IN_USE",
+    Code.PERMISSION_DENIED: "ADMIN_REQUIRED",
     Code.RESOURCE_EXHAUSTED: "QUEUE_FULL",
     Code.FAILED_PRECONDITION: "KV_CACHE_TOO_SMALL",
     Code.UNIMPLEMENTED: "NOT_IMPLEMENTED",
     Code.INTERNAL: "INTERNAL",
     Code.UNAVAILABLE: "ENGINE_UNAVAILABLE",
+    Code.UNAUTHENTICATED: "INVALID_API_KEY",
 }
 
 

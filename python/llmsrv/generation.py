@@ -160,6 +160,11 @@ class Generation:
             self._on_closed(self)
 
     @property
+    def token_count(self) -> int:
+        """Tokens of the prompt, and of all sequences so far."""
+        return len(self._prompt_ids) + sum(each.token_count for each in self._choices)
+
+    @property
     def outcome(self) -> str:
         """How the request ended: the finish reason of its first sequence, or the name of a status code."""
         if self._failed_with is not None:

@@ -83,6 +83,7 @@ class GenerationRequest:
     request_id: str = ""  # empty: the service makes one
     truncate_prompt_tokens: int | None = None  # keep this many last tokens
     cache_salt: str = ""  # computed prefixes are shared only within one salt
+    tenant: str = ""  # whose share it takes, under the policy "fair"; empty: cache_salt names the tenant
     bypass_prefix_cache: bool = False  # neither read nor fill the prefix cache
     priority: int = 0  # lower runs earlier, under the scheduling policy "priority"
     queue_timeout_s: float | None = None  # longest wait for a place in a batch, then RESOURCE_EXHAUSTED

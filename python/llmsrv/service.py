@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from llmsrv.caller import CALL, Admission, Call
 from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
 from llmsrv.generation import Generation, SequenceText, collect
@@ -93,6 +94,7 @@ class GenerationService:
         # Whole books may be tokenized for their own sake: they wait for each other, and no prompt waits for them.
         self._book_worker = ThreadPoolExecutor(1, thread_name_prefix="llmsrv-tokenize")
         self._live: dict[int, Generation] = {}
+        self._admissions: dict[int, Admission] = {}  # of generations whose callers are known, until close()
         self._preparing = 0
         self._open = 0  # submits that have not returned plus generations that are not closed
         self._idle = asyncio.Event()
@@ -111,6 +113,27 @@ class GenerationService:
 
     async def submit(self, request: GenerationRequest) -> Generation:
         """Accepts a request, or raises ServiceError without having changed anything."""
+        call = CALL.get()
+        return await self._submit(request) if call is None else await self._submit_for(call, request)
+
+    async def _submit_for(self, call: Call, request: GenerationRequest) -> Generation:
+        """The same for a known caller, whose limits are asked first."""
+        try:
+            admission = call.admit()
+        except ServiceError as error:
+            self.count_refusal(error)
+            raise
+        salt = call.caller.cache_salt(request.cache_salt)
+        try:
+            generation = await self._submit(replace(request, tenant=call.caller.name, cache_salt=salt))
+        except BaseException:
+            admission.end()
+            raise
+        self._admissions[generation.key] = admission
+        admission.measure(lambda: generation.token_count)
+        return generation
+
+    async def _submit(self, request: GenerationRequest) -> Generation:
         self._open += 1
         self._idle.clear()
         try:
@@ -459,6 +482,9 @@ class GenerationService:
                 del self._live[output.request]
 
     def _forget(self, generation: Generation) -> None:
+        admission = self._admissions.pop(generation.key, None)
+        if admission is not None:
+            admission.end()
         if self._live.pop(generation.key, None) is not None:
             self._engine.abort(generation.key)
             self._queue.leave(generation.key, time.monotonic())
@@ -516,7 +542,7 @@ class QueueDrain:
 
 def _tenant(request: GenerationRequest) -> str:
     """Whose share of the tokens a request takes under the policy "fair". `_in_request` names the field it came from."""
-    return request.cache_salt
+    return request.tenant or request.cache_salt
 
 
 def _time_left(deadline: float | None) -> float | None:

@@ -39,7 +39,7 @@ class Daemon:
         self.address = f"{listening[1]}:{listening[2]}"
         self.port = int(listening[2])
         if "--http-port" in flags:
-            self.http_port = int(self.wait_for(r"listening on http://\S+:(\d+)")[1])
+            self.http_port = int(self.wait_for(r"listening on https?://\S+:(\d+)")[1])
         self.channel = grpc.insecure_channel(self.address)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)

@@ -12,7 +12,8 @@ from http_client import JSON, call, events_of, get, post
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmsrv.config import ServeConfig
-from llmsrv.serve.http_api import server
+from llmsrv.serve.http_api import body as body_module
+from llmsrv.serve.http_api import connection, server
 from llmsrv.serve.http_api.body import DISCARDED_BYTES, MAX_BODY_BYTES
 from llmsrv.serve.http_api.server import HttpServer
 from llmsrv.service import GenerationService, State
@@ -444,6 +445,41 @@ def test_a_reader_that_stalls_for_good_is_cut_off(monkeypatch):
             served.engine.emit(key, b"0123456789abcdef" * 1024)
             await asyncio.sleep(0.05)
         assert ("abort", key) in served.engine.calls
+        writer.close()
+
+    run(test)
+
+
+def test_a_head_that_does_not_come_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+
+    async def test(served):
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        for first in (b"", request, request + b"\r\n" + request):  # at once, and after an answer
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(first)
+            read = asyncio.ensure_future(reader.read())
+            while not read.done():
+                await asyncio.sleep(0.02)
+                writer.write(b"a" if first else b"")
+            assert read.exception() is not None or (b"200 OK" in read.result()) == (first.count(b"GET") == 2)
+            writer.close()
+        busy = asyncio.ensure_future(served.post("/v1/chat/completions", CHAT))
+        key = await served.submitted()
+        await asyncio.sleep(0.6)  # a request that came whole may take its time
+        served.engine.emit(key, b"x", finish=finish("length"), final=True)
+        assert (await busy).status == 200
+
+    run(test)
+
+
+def test_a_body_that_does_not_come_is_refused(monkeypatch):
+    monkeypatch.setattr(body_module, "BODY_S", 0.2)
+
+    async def test(served):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(raw(CHAT)[:-5])
+        assert (await reader.readline()).split()[1] == b"408"
         writer.close()
 
     run(test)

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmsrv.config import ServeConfig
@@ -19,6 +20,7 @@ from llmsrv.flags import parse_settings
 if TYPE_CHECKING:
     from llmsrv.serve.grpc_server import GrpcServer
     from llmsrv.serve.http_api.server import HttpServer
+    from llmsrv.serve.security import Security
     from llmsrv.service import GenerationService
 
 
@@ -92,27 +94,38 @@ async def _finishes_before(event: asyncio.Event, work: Coroutine[None, None, Non
 class Daemon:
     """A server and the model behind it, in the running event loop. Always call stop(), also when starting failed."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, environment: Mapping[str, str] = os.environ) -> None:
+        """`environment`: may hold keys."""
         self._config = config
+        self._environment = environment
         self._began = time.monotonic()
         self._server: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._service: GenerationService | None = None
+        self._weights = config.tenant_weights
         self.port = 0
 
     async def start(self) -> None:
-        """Listens; health says NOT_SERVING. Raises OSError when the address cannot be bound."""
-        from llmsrv.serve.grpc_server import GrpcServer
+        """Listens; health says NOT_SERVING.
 
-        self._server = GrpcServer(self._config)
+        Raises OSError when the address cannot be bound, ValueError when keys or certificates cannot be used.
+        """
+        from llmsrv.serve.grpc_server import GrpcServer
+        from llmsrv.serve.security import Security
+
+        security = Security(self._config, self._environment)
+        _reload_at_hangup(security)
+        self._weights = {**security.guard.weights, **self._config.tenant_weights}
+        self._server = GrpcServer(self._config, security)
         self.port = await self._server.start()
         report(f"listening on {self._config.host}:{self.port}")
         if self._config.http_port is not None:
             from llmsrv.serve.http_api.server import HttpServer
 
-            self._http = HttpServer(self._config)
+            self._http = HttpServer(self._config, security)
             port = await self._http.start()
-            report(f"listening on http://{self._config.http_host}:{port}")
+            scheme = "http" if security.tls is None else "https"
+            report(f"listening on {scheme}://{self._config.http_host}:{port}")
 
     async def load(self) -> None:
         """Loads the model; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""
@@ -120,7 +133,8 @@ class Daemon:
         from llmsrv.service import GenerationService
 
         name = self._config.served_model_name
-        model = await asyncio.to_thread(load_engine, self._config, report=report, name=name)
+        config = replace(self._config, tenant_weights=self._weights)
+        model = await asyncio.to_thread(load_engine, config, report=report, name=name)
         self._service = GenerationService(model)
         gc.freeze()  # what was loaded stays: no later collection needs to look at it
         gc.enable()
@@ -172,6 +186,17 @@ def _handle_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
     return signalled
+
+
+def _reload_at_hangup(security: "Security") -> None:
+    """SIGHUP reads keys and certificates again; where no file has any, it ends the process as it always did."""
+
+    def reload() -> None:
+        for line in security.reload():
+            report(line)
+
+    if security.is_reloadable:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def _return_large_blocks() -> None:

@@ -30,8 +30,10 @@ from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import Generation, collect
 from llmsrv.params import GenerationRequest
 from llmsrv.serve import convert
+from llmsrv.serve.grpc_guard import GuardInterceptor
 from llmsrv.serve.health import HealthReporter
-from llmsrv.serve.listener import LOOPBACK, Listener
+from llmsrv.serve.listener import Listener
+from llmsrv.serve.security import Security
 from llmsrv.serve.status import abort, internal_error, status_of
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
@@ -109,12 +111,15 @@ def _streaming(handler: Streaming) -> Streaming:
 class GrpcServer(Listener):
     """The listener and what its services share."""
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, security: Security | None = None) -> None:
+        """`security`: what it shares with other listeners. Raises ValueError without one, as Security() does."""
         super().__init__()
         self.config = config
+        self._security = security or Security(config)
         self.start_time = time.time()
         self._health = HealthReporter(lambda: self.state)
-        self._server = grpc.aio.server(options=OPTIONS)
+        interceptors = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
+        self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)
@@ -126,10 +131,9 @@ class GrpcServer(Listener):
     async def start(self) -> int:
         """Listens and returns the port. Raises OSError when the address cannot be bound."""
         address = f"{self.config.host}:{self.config.port}"
-        if self.config.host not in LOOPBACK:
-            logger.warning("%s is open to the network, without encryption or authentication", address)
+        self._security.warn_of_exposure(self.config.host, self.config.port)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._security.add_grpc_port(self._server, address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from None
         await self._health.start()

@@ -3,8 +3,6 @@
 from llmsrv.errors import Code, ServiceError
 from llmsrv.service import GenerationService, State
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
-
 
 class Listener:
     """Listens before there is a service, so that probes and clients get an answer."""

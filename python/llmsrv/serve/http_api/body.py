@@ -16,6 +16,7 @@ from llmsrv.serve.http_api.errors import Refusal
 
 MAX_BODY_BYTES = 8 << 20
 DISCARDED_BYTES = 64 << 20  # read and dropped of a body that is too large, so that its sender reads the answer
+BODY_S = 300.0
 INLINE_BYTES = 32 << 10  # larger bodies are parsed beside the loop, so that they hold up nobody
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -25,7 +26,10 @@ async def read_object(request: Request) -> dict[str, object]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refusal(415, "the content type must be application/json", "unsupported_content_type")
-    body = await _read(request)
+    try:
+        body = await asyncio.wait_for(_read(request), BODY_S)
+    except asyncio.TimeoutError:
+        raise Refusal(408, f"the body did not come within {BODY_S:g} s", "body_too_slow") from None
     if len(body) <= INLINE_BYTES:
         return parse_object(body)
     return await asyncio.to_thread(parse_object, body)

@@ -15,6 +15,10 @@ _TYPES = {
     Code.INTERNAL: "server_error",
     Code.UNAVAILABLE: "server_error",
 }
+_CHALLENGES = {
+    Code.UNAUTHENTICATED: 'Bearer realm="llmsrv"',
+    Code.PERMISSION_DENIED: 'Bearer realm="llmsrv", error="insufficient_scope"',
+}
 
 
 class Refusal(Exception):
@@ -36,6 +40,8 @@ def error_body(error: ServiceError) -> dict[str, object]:
 def error_response(error: ServiceError) -> Response:
     """The answer to a request that failed."""
     headers = {}
+    if error.code in _CHALLENGES:
+        headers["www-authenticate"] = _CHALLENGES[error.code]
     if error.retry_delay_s is not None:
         headers["retry-after"] = str(max(math.ceil(error.retry_delay_s), 1))
         headers["retry-after-ms"] = str(math.ceil(error.retry_delay_s * 1e3))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -48,8 +49,8 @@ F = TypeVar("F", bound=Fields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
-def api(listener: Listener) -> Starlette:
-    """The application."""
+def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
+    """The application. `middleware`: what a request passes before it comes to its route, the outermost first."""
     handlers = _Handlers(listener)
     routes = [
         Route("/v1/models", handlers.list_models, methods=["GET"]),
@@ -63,7 +64,9 @@ def api(listener: Listener) -> Starlette:
         Route("/version", handlers.version, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    app = Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route, Exception: _bug}
+    )
     app.router.redirect_slashes = False
     return app
 
@@ -97,6 +100,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
     else:
         refusal = Refusal(status, f"there is nothing at {path}", "not_found")
     return refusal_response(refusal, getattr(error, "headers", None))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """What no handler has caught. The server logs it."""
+    return error_response(internal_error())
 
 
 class _Handlers:

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from llmsrv.config import ServeConfig
+from llmsrv.config import ServeConfig, parse_origins
+from llmsrv.serve.http_api.connection import Connection
+from llmsrv.serve.http_api.guard import guarded
 from llmsrv.serve.http_api.routes import api
-from llmsrv.serve.listener import LOOPBACK, Listener
+from llmsrv.serve.listener import Listener
+from llmsrv.serve.security import Security
 
 logger = logging.getLogger(__name__)
 
@@ -26,32 +29,38 @@ SILENT_S = 60
 class HttpServer(Listener):
     """Listens from start() to stop()."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """REQUIRES: config.http_port is set."""
+    def __init__(self, config: ServeConfig, security: Security | None = None) -> None:
+        """`security`: what it shares with other listeners. Raises ValueError without one, as Security() does.
+
+        REQUIRES: config.http_port is set.
+        """
         super().__init__()
+        self._security = security or Security(config)
         self._host, self._port = config.http_host, config.http_port or 0
-        self._server = _Server(
-            uvicorn.Config(
-                api(self),
-                http="h11",  # no limit on headers in the other one
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level=logging.WARNING,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-            )
+        guard, origins = self._security.guard, parse_origins(config.cors_origins)
+        settings = uvicorn.Config(
+            api(self, guarded(guard, origins)),
+            http=Connection,  # on h11: no limit on headers in the other one
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         )
+        settings.load()
+        if self._security.tls is not None:
+            settings.ssl = self._security.tls.ssl_context()
+        self._server = _Server(settings)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listens and returns the port. Raises OSError when the address cannot be bound."""
-        if self._host not in LOOPBACK:
-            logger.warning("%s:%d is open to the network, without encryption or authentication", self._host, self._port)
+        self._security.warn_of_exposure(self._host, self._port)
         bound = _bound(self._host, self._port)
         self._task = asyncio.create_task(self._server.serve([bound]))
         while not self._server.started and not self._task.done():
