@@ -34,6 +34,7 @@ class Daemon:
     def __init__(self, *flags):
         command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags]
         self.flags = list(flags)
+        self.http = None  # the address, if it was told to serve HTTP
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.target = self._read_target()
         # Nobody reads on: the few lines that a daemon writes later fit into the pipe.
@@ -44,6 +45,8 @@ class Daemon:
         lines = []
         for line in self._process.stderr:
             lines.append(line)
+            http = re.match(r"listening on http://(\S+)", line)
+            self.http = http[1] if http else self.http
             serving = re.match(r"serving \S+ on (\S+),", line)
             if serving:
                 return serving[1]
