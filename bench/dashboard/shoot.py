@@ -11,7 +11,6 @@ written when every figure that is looked at is the one of /stats, and the page h
 import argparse
 import asyncio
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 
@@ -34,6 +33,7 @@ FLAGS = (
     *("--preemption-mode", "swap", "--max-num-seqs", "16", "--scheduling-policy", "fair", "--max-model-len", "1024"),
     *(flag for name in TENANTS if name for flag in ("--tenant-weight", f"{name}=1")),
 )
+HISTORY_S = 40.0  # that the page itself has seen when its picture is taken
 LOAD_S = 45.0  # before the pictures are taken: they show the last two minutes
 PICTURE_BYTES_MAX = 200_000
 
@@ -56,7 +56,7 @@ class Load:
         client = HttpClient(self._http, VOCAB, f"{tenant}/{number}", **fields)
         index = 0
         while not self._ended.is_set():
-            await client.run(index % 3, Job(0.0, 120 + 40 * number, 220), time.perf_counter())
+            await client.run(index % 3, Job(0.0, 80 + 30 * number, 140), time.perf_counter())
             index += 1
         await client.close()
 
@@ -133,9 +133,10 @@ def ask(camera):
     camera.page.fill("#prompt", "What is a page table in an operating system? Answer in two sentences.")
     camera.page.fill("#temperature", "0")
     camera.page.click("#send")
-    camera.page.wait_for_function("document.getElementById('told').textContent.includes('ended by')", timeout=120_000)
+    expect(camera.page.locator("#told")).to_contain_text("ended by", timeout=120_000)
     assert len(camera.text("answer")) > 40
     print(camera.text("told"))
+    camera.page.wait_for_timeout(HISTORY_S * 1e3)
 
 
 def views(browser, daemon, into, name, act=None):
@@ -153,6 +154,15 @@ def views(browser, daemon, into, name, act=None):
             camera.close()
 
 
+def answering(answer):
+    """A handler that answers so, or not at all."""
+
+    def handle(route):
+        route.fulfill(**answer) if answer else route.abort()
+
+    return handle
+
+
 def troubles(browser, daemon, into):
     """What the page says when the server loads, drains, wants a key or is gone: answers made up here."""
     camera = Camera(browser, daemon.http, into)
@@ -166,17 +176,15 @@ def troubles(browser, daemon, into):
     )
     for name, answer, words in cases:
         camera.page.unroute_all()
-        camera.page.route(
-            "**/stats", lambda route, answer=answer: route.fulfill(**answer) if answer else route.abort()
-        )
-        camera.page.wait_for_function(f"document.getElementById('banner').textContent.includes({json.dumps(words)})")
+        camera.page.route("**/stats", answering(answer))
+        expect(camera.page.locator("#banner")).to_contain_text(words, timeout=20_000)
         camera.page.wait_for_timeout(400)
         if name in ("lost", "key"):
             camera.shoot(name)
     camera.page.unroute_all()
     camera.page.fill("#key", "a key of the operator")
     camera.page.click("#key-form button[type=submit]")
-    camera.page.wait_for_function("document.getElementById('state').textContent === 'serving'")
+    expect(camera.page.locator("#state")).to_have_text("serving")
     assert camera.page.locator("#banner").is_hidden()
     camera.close()
 
