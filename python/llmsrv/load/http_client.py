@@ -156,7 +156,7 @@ def _is_framed(headers: Mapping[str, str]) -> bool:
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
     """Its parts as they come."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        while size := int((await reader.readline()).partition(b";")[0], 16):
+        while size := _chunk_size(await reader.readline()):
             yield (await reader.readexactly(size + 2))[:size]
         while (await reader.readline()).strip():
             pass
@@ -165,6 +165,12 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> Asy
     else:
         while part := await reader.read(1 << 16):
             yield part
+
+
+def _chunk_size(line: bytes) -> int:
+    if not line.endswith(b"\n"):
+        raise BadAnswer("the answer was cut off")
+    return int(line.partition(b";")[0], 16)
 
 
 async def _read_events(body: AsyncIterator[bytes], sample: Sample) -> None:
