@@ -143,7 +143,7 @@ def views(browser, daemon, into, name, act=None):
     """Wide and narrow, light and dark."""
     for size, viewport in (("wide", WIDE), ("narrow", NARROW)):
         for scheme in ("light", "dark"):
-            camera = Camera(browser, daemon.http, into, viewport=viewport, scheme=scheme)
+            camera = Camera(browser, daemon.http_target, into, viewport=viewport, scheme=scheme)
             camera.open()
             if act and size == "wide":
                 act(camera)
@@ -165,7 +165,7 @@ def answering(answer):
 
 def troubles(browser, daemon, into):
     """What the page says when the server loads, drains, wants a key or is gone: answers made up here."""
-    camera = Camera(browser, daemon.http, into)
+    camera = Camera(browser, daemon.http_target, into)
     camera.open()
     stats = camera.page.evaluate("fetch('stats').then((answer) => answer.json())")
     cases = (
@@ -200,7 +200,7 @@ def main():
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         views(browser, daemon, options.into, "idle")
         with contextlib.closing(browser), contextlib.ExitStack() as stack:
-            load = Load(daemon.http)
+            load = Load(daemon.http_target)
             stack.callback(load.stop)
             time.sleep(options.load_s)
             views(browser, daemon, options.into, "load", ask)

@@ -34,8 +34,8 @@ class Daemon:
     def __init__(self, *flags):
         command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags]
         self.flags = list(flags)
-        self.http = None  # the address, if it was told to serve HTTP
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.http_target = None
         self.target = self._read_target()
         # Nobody reads on: the few lines that a daemon writes later fit into the pipe.
         self._channel = grpc.insecure_channel(self.target)
@@ -46,7 +46,8 @@ class Daemon:
         for line in self._process.stderr:
             lines.append(line)
             http = re.match(r"listening on http://(\S+)", line)
-            self.http = http[1] if http else self.http
+            if http:
+                self.http_target = http[1]
             serving = re.match(r"serving \S+ on (\S+),", line)
             if serving:
                 return serving[1]

@@ -79,6 +79,7 @@ class _Slice:
     work: Work = field(default_factory=Work)
     tenants: dict[str, Work] = field(default_factory=dict)
     others: Work = field(default_factory=Work)
+    summed: tuple[Percentiles | None, Percentiles | None] | None = None  # of the first two, once it is over
 
     def work_of(self, tenant: str) -> Work:
         work = self.tenants.get(tenant)
@@ -87,6 +88,15 @@ class _Slice:
                 return self.others
             work = self.tenants[tenant] = Work()
         return work
+
+    def percentiles(self, current: int) -> tuple[Percentiles | None, Percentiles | None]:
+        """Of the first token and between tokens. `current`: number of the slice that is not over."""
+        if self.summed is not None:
+            return self.summed
+        found = _percentiles([self.first_token]), _percentiles([self.between_tokens])
+        if self.number < current:
+            self.summed = found
+        return found
 
 
 class Recent:
@@ -162,11 +172,10 @@ class Recent:
         """The slices in which something happened, the oldest first."""
         return [
             Moment(
-                age_s=now - (each.number + 1) * SLICE_S,
-                prompt_tokens=each.work.prompt_tokens,
-                generation_tokens=each.work.generation_tokens,
-                first_token_s=_percentiles([each.first_token]),
-                between_tokens_s=_percentiles([each.between_tokens]),
+                now - (each.number + 1) * SLICE_S,
+                each.work.prompt_tokens,
+                each.work.generation_tokens,
+                *each.percentiles(int(now // SLICE_S)),
             )
             for each in self._last(now, SLICES)
         ]

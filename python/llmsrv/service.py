@@ -383,12 +383,13 @@ class GenerationService:
         violations += [*too_wide, *self._engine.validate(engine_request)]
         if violations:
             raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))
-        texts, tenant = self._texts(prompt_ids, params), self._shown_tenant(_tenant(request))
+        texts, tenant = self._texts(prompt_ids, params), self._shown_tenant(request)
         return _Prepared(engine_request, prompt_ids, params, texts, tenant)
 
-    def _shown_tenant(self, tenant: str) -> str:
+    def _shown_tenant(self, request: GenerationRequest) -> str:
         """A name that the operator gave, or a short hash: who knows another one's cache salt finds what it cached."""
-        if not tenant or tenant in self.model.config.tenant_weights:
+        tenant = _tenant(request)
+        if tenant != request.cache_salt or not tenant or tenant in self.model.config.tenant_weights:
             return tenant
         return f"salt {blake2b(tenant.encode(), digest_size=4, key=self._shown_key).hexdigest()}"
 

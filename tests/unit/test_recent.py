@@ -96,6 +96,16 @@ def test_what_is_old_is_forgotten():
     assert recent.moments(SLICES * SLICE_S) == []
 
 
+def test_a_slice_that_is_over_is_summed_up_with_all_that_came_into_it():
+    recent = Recent(0.0)
+    for i in range(1, 5):
+        recent.note_tokens("", 1, 0.1 * i, 0.1 * i)
+        assert recent.moments(0.1 * i)[0].between_tokens_s.count == i
+    for _ in range(2):
+        (moment,) = recent.moments(SLICE_S)
+        assert moment.between_tokens_s == recent.between_tokens(SLICE_S)
+
+
 def test_many_tenants_take_no_more_room_than_a_few():
     recent = Recent(0.0)
     for second in range(10):
