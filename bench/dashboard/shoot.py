@@ -29,7 +29,18 @@ VOCAB = 49152
 WIDE, NARROW = {"width": 1280, "height": 1060}, {"width": 390, "height": 844}
 TENANTS = {"search": 6, "support": 3, "batch": 2, "": 1}  # streams of each
 FLAGS = (
-    *("--model", "smollm2-135m", "--http-port", "0", "--kv-cache-memory", "32MiB", "--swap-space", "0.03125"),
+    *(
+        "--threads",
+        "1",
+        "--model",
+        "smollm2-135m",
+        "--http-port",
+        "0",
+        "--kv-cache-memory",
+        "32MiB",
+        "--swap-space",
+        "0.03125",
+    ),
     *("--preemption-mode", "swap", "--max-num-seqs", "16", "--scheduling-policy", "fair", "--max-model-len", "1024"),
     *(flag for name in TENANTS if name for flag in ("--tenant-weight", f"{name}=1")),
 )
