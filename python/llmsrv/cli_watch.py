@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -9,21 +10,21 @@ import typer
 
 from llmsrv.remote import API_KEY_VARIABLE, DEFAULT_ADDRESS, Remote
 
-# Parts of the help.
-SERVER, LOAD, RESULTS = "The server", "The load", "The results"
 
-ApiKey = Annotated[
-    str, typer.Option("--api-key", envvar=API_KEY_VARIABLE, help="Sent as a bearer token.", rich_help_panel=SERVER)
-]
-Tls = Annotated[
-    bool, typer.Option("--tls", help="Encrypt gRPC, with the system's certificates.", rich_help_panel=SERVER)
-]
-CaFile = Annotated[
-    Path | None,
-    typer.Option("--ca", help="File of certificates to trust instead; implies --tls.", rich_help_panel=SERVER),
-]
+def _option(part: str) -> Callable[..., Any]:
+    """Makes options that stand together in the help."""
+
+    def option(text: str, *names: str, **rules: Any) -> Any:  # noqa: ANN401
+        return typer.Option(*names, help=text, rich_help_panel=part, **rules)
+
+    return option
 
 
+_server, _load, _results = _option("The server"), _option("The load"), _option("The results")
+
+ApiKey = Annotated[str, _server("Sent as a bearer token.", "--api-key", envvar=API_KEY_VARIABLE)]
+Tls = Annotated[bool, _server("Encrypt gRPC, with the system's certificates.", "--tls")]
+CaFile = Annotated[Path | None, _server("File of certificates to trust instead; implies --tls.", "--ca")]
 # One line for a paragraph: typer keeps the line ends of a docstring.
 BENCH_HELP = (
     "Put load on a server and print how fast it was, as its clients saw it. Status 1 when no request ended well.\n\n"
@@ -64,67 +65,31 @@ def top(
 
 
 def bench(
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help=f"HOST:PORT of an llmsrv.v1 (gRPC) server. Default: {DEFAULT_ADDRESS}.", rich_help_panel=SERVER
-        ),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(help="An OpenAI server instead, for example http://127.0.0.1:8000/v1.", rich_help_panel=SERVER),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="OpenAI: chat completions of words.", rich_help_panel=SERVER)
-    ] = False,
-    words: Annotated[
-        bool, typer.Option("--words", help="OpenAI: prompts of words instead of token ids.", rich_help_panel=SERVER)
-    ] = False,
-    model: Annotated[str | None, typer.Option(help="Default: the server's first.", rich_help_panel=SERVER)] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Closed loop: so many clients, each waits.", rich_help_panel=LOAD)
-    ] = 8,
-    request_rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests per second, Poisson.", rich_help_panel=LOAD)
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Open loop: the times and sizes of this file.", rich_help_panel=LOAD)
-    ] = None,
-    time_scale: Annotated[
-        float, typer.Option(help="Of a trace; 0.5 sends it twice as fast.", rich_help_panel=LOAD)
-    ] = 1.0,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="How many. Default: 64, or the whole trace.", rich_help_panel=LOAD)
-    ] = None,
-    input_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt.", rich_help_panel=LOAD)] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.", rich_help_panel=LOAD)] = 128,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Leave out what is longer in a trace, in and out.", rich_help_panel=LOAD)
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=2, help="Token ids are below it. Default: asked for.", rich_help_panel=SERVER)
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Generate exactly --output-tokens.", rich_help_panel=LOAD)] = True,
-    extra_body: Annotated[
-        str, typer.Option(help="OpenAI: more fields of the body, as a JSON object.", rich_help_panel=SERVER)
-    ] = "{}",
-    warmup: Annotated[
-        int, typer.Option(min=0, help="Requests before the run, which do not count.", rich_help_panel=LOAD)
-    ] = 2,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that one request gets.", rich_help_panel=SERVER)
-    ] = 600.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same prompts and times.", rich_help_panel=LOAD)] = 0,
-    goodput: Annotated[
-        str | None, typer.Option(help="Limits in ms, of ttft, tpot and e2e: ttft:200,tpot:50.", rich_help_panel=RESULTS)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write figures and requests to it.", rich_help_panel=RESULTS)
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture (SVG) to it.", rich_help_panel=RESULTS)] = None,
+    address: Annotated[str | None, _server(f"HOST:PORT of a gRPC server. Default: {DEFAULT_ADDRESS}.")] = None,
+    base_url: Annotated[str | None, _server("An OpenAI server instead: http://127.0.0.1:8000/v1.")] = None,
+    chat: Annotated[bool, _server("OpenAI: chat completions of words.", "--chat")] = False,
+    words: Annotated[bool, _server("OpenAI: prompts of words instead of token ids.", "--words")] = False,
+    model: Annotated[str | None, _server("Default: the server's first.")] = None,
+    vocab_size: Annotated[int | None, _server("Token ids are below it. Default: asked for.", min=2)] = None,
+    extra_body: Annotated[str, _server("OpenAI: more fields of the body, as a JSON object.")] = "{}",
+    timeout: Annotated[float, _server("Seconds that one request gets.", min=0.1)] = 600.0,
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: CaFile = None,
+    concurrency: Annotated[int, _load("Closed loop: so many clients, each waits.", min=1)] = 8,
+    request_rate: Annotated[float | None, _load("Open loop: requests per second, Poisson.")] = None,
+    trace: Annotated[Path | None, _load("Open loop: the times and sizes of this file.")] = None,
+    time_scale: Annotated[float, _load("Of a trace; 0.5 sends it twice as fast.")] = 1.0,
+    max_tokens: Annotated[int | None, _load("Leave out what is longer in a trace, in and out.")] = None,
+    requests: Annotated[int | None, _load("How many. Default: 64, or the whole trace.", min=1)] = None,
+    input_tokens: Annotated[int, _load("Of each prompt.", min=1)] = 128,
+    output_tokens: Annotated[int, _load("Of each answer.", min=1)] = 128,
+    ignore_eos: Annotated[bool, _load("Generate exactly --output-tokens.")] = True,
+    warmup: Annotated[int, _load("Requests before the run, which do not count.", min=0)] = 2,
+    seed: Annotated[int, _load("Same seed, same prompts and times.")] = 0,
+    goodput: Annotated[str | None, _results("Limits in ms, of ttft, tpot and e2e: ttft:200,tpot:50.")] = None,
+    json_file: Annotated[Path | None, _results("Write figures and requests to it.", "--json")] = None,
+    plot: Annotated[Path | None, _results("Write a picture (SVG) to it.")] = None,
 ) -> None:
     """Runs load. See BENCH_HELP."""
     values = dict(locals())
