@@ -27,6 +27,7 @@ STATE_COLORS = {"pending": "yellow", "running": "green", "swapped": "magenta", "
 BLOCK_COLORS = {"held": "blue", "cached": "cyan", "free": "bright_black"}
 SERVER_COLORS = {"serving": "green", "failed": "red", "stalled": "red"}
 MAP_ROWS = 4
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Server:
@@ -70,22 +71,19 @@ async def _once(remote: Remote) -> None:
 
 
 async def _watch(remote: Remote, interval_s: float) -> None:
-    """A server that is gone is tried again, as long as it was there once."""
+    """A server that loads, or is gone, is tried again, as long as it was there once."""
     console = Console()
-    server, shown = Server(remote.address), False
+    server, answered = Server(remote.address), False
     async with open_channel(remote) as channel:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 try:
                     await server.ask(channel, remote)
+                    answered = True
                     async for stats in _samples(channel, remote, interval_s):
                         live.update(screen(server, stats), refresh=True)
-                        shown = True
                 except grpc.aio.AioRpcError as error:
-                    if not shown or error.code() in (
-                        grpc.StatusCode.UNAUTHENTICATED,
-                        grpc.StatusCode.PERMISSION_DENIED,
-                    ):
+                    if not answered or error.code() not in PASSING:
                         raise OSError(_sentence(remote, error)) from None
                     live.update(Text(f"{_sentence(remote, error)}\nTrying again. Ctrl-C ends.", "red"), refresh=True)
                 await asyncio.sleep(RETRY_S)
@@ -94,7 +92,7 @@ async def _watch(remote: Remote, interval_s: float) -> None:
 async def _samples(
     channel: grpc.aio.Channel, remote: Remote, interval_s: float
 ) -> AsyncIterator[admin_pb2.EngineStats]:
-    """Until the server is drained. While it loads there are none: WatchStats is refused, and asked again."""
+    """Until the server is drained. Raises AioRpcError while it loads."""
     interval = Duration()
     interval.FromMilliseconds(round(interval_s * 1e3))
     request = admin_pb2.WatchStatsRequest(interval=interval)
