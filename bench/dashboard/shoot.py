@@ -112,25 +112,45 @@ def whole(value):
     return f"{value:,}"
 
 
+# All texts of one sample: the page may draw the next one at any moment.
+TEXTS = """() => {
+  const all = (selector) => [...document.querySelectorAll(selector)].map((each) => each.textContent);
+  return {
+    sample: document.body.dataset.sample, states: all("#states dt"), counts: all("#states dd"),
+    blocks: all("#blocks-legend b"), queue: all("#queue")[0], speed: all("#speed")[0],
+    tenants: all("#tenants tr").length,
+  };
+}"""
+
+
+def shown_sample(camera):
+    """What the page shows, and the answer that it drew."""
+    for _ in range(20):
+        with camera.page.expect_response("**/stats") as response:
+            pass
+        answer = response.value.json()
+        for _ in range(50):
+            texts = camera.page.evaluate(TEXTS)
+            if texts["sample"] == str(answer["time"]):
+                return texts, answer
+            camera.page.wait_for_timeout(10)
+    raise AssertionError("the page shows none of the answers that it gets")
+
+
 def check_figures(camera):
     """The figures on the page are those of the answer that it drew."""
-    with camera.page.expect_response("**/stats") as response:
-        pass
-    (model,) = response.value.json()["models"]
-    camera.page.wait_for_timeout(100)
-    shown = dict(zip(*(camera.page.locator(f"#states {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+    texts, answer = shown_sample(camera)
+    (model,) = answer["models"]
     expected = {name.capitalize(): whole(count) for name, count in model["sequences"].items()}
+    shown = dict(zip(texts["states"], texts["counts"], strict=True))
     assert shown == {**expected, "Finished": whole(model["finished"])}, (shown, expected)
     blocks = model["blocks"]
-    counts = camera.page.locator("#blocks-legend b").all_inner_texts()
-    assert counts == [whole(blocks[name]) for name in ("held", "cached", "free", "swapped")], (counts, blocks)
-    assert camera.text("queue").startswith(whole(model["queue"]["waiting"])), model["queue"]
-    rate = float(camera.text("speed").split()[0].replace(",", ""))
-    told = model["rates"]["generation_tokens_per_s"]
+    counts = [whole(blocks[name]) for name in ("held", "cached", "free", "swapped")]
+    assert texts["blocks"] == counts, (texts, blocks)
+    assert texts["queue"].startswith(whole(model["queue"]["waiting"])), (texts, model["queue"])
+    rate, told = float(texts["speed"].split()[0].replace(",", "")), model["rates"]["generation_tokens_per_s"]
     assert abs(rate - told) <= max(0.06 * told, 0.1), (rate, told)
-    tenants = camera.page.locator("#tenants tr").count()
-    assert tenants == max(len(model["tenants"]), 1), (tenants, model["tenants"])
-    return model
+    assert texts["tenants"] == max(len(model["tenants"]), 1), (texts, model["tenants"])
 
 
 def check_overflow(camera):
