@@ -42,7 +42,7 @@ def plot(samples: Sequence[Sample], title: str, limits_ms: dict[str, float]) -> 
     """The picture as SVG. REQUIRES: at least one sample."""
     good = [sample for sample in samples if sample.is_good]
     panels = [
-        _Panel("Output tokens per second", "s since the start", _speed(samples)),
+        _Panel("Output tokens per second", "s", _speed(samples)),
         _Panel("Time to first token", "ms", _shares(each.ttft_ms for each in good), True, limits_ms.get("ttft")),
         _Panel("Time per output token", "ms", _shares(_tpot(good)), True, limits_ms.get("tpot")),
         _Panel("End to end", "ms", _shares(each.e2e_ms for each in good), True, limits_ms.get("e2e")),
@@ -83,7 +83,11 @@ def _shares(values: Iterable[float]) -> Points:
 
 
 def _drawn(panel: _Panel) -> str:
-    parts = [f'<text class="name" x="{LEFT}" y="24">{panel.name}</text>']
+    note = "share of requests within" if panel.is_share else "over time"
+    parts = [
+        f'<text class="name" x="{LEFT}" y="24">{panel.name}</text>',
+        f'<text x="{PANEL_W - RIGHT}" y="24" text-anchor="end">{note}</text>',
+    ]
     if not panel.points:
         parts.append(f'<text x="{LEFT}" y="{PANEL_H / 2}">nothing was measured</text>')
         return "".join(parts)
