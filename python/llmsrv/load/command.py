@@ -86,13 +86,13 @@ async def bench(options: BenchOptions) -> bool:
     if options.goodput:
         figures["goodput"] = goodput(samples, options.goodput, figures["seconds"])
     title = f"{model}, {options.load}, {len(samples)} requests"
-    print(report(title, figures, samples))
     if options.json is not None:
         options.json.write_text(json.dumps(_record(options, model, figures, samples), indent=1) + "\n")
     if options.plot is not None:
         from llmsrv.load.plot import plot
 
         options.plot.write_text(plot(samples, title, options.goodput))
+    print(report(title, figures, samples))
     return bool(figures["ok"])
 
 
