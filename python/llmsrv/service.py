@@ -388,10 +388,10 @@ class GenerationService:
 
     def _shown_tenant(self, request: GenerationRequest) -> str:
         """A name that the operator gave, or a short hash: who knows another one's cache salt finds what it cached."""
-        tenant = _tenant(request)
-        if tenant != request.cache_salt or not tenant or tenant in self.model.config.tenant_weights:
-            return tenant
-        return f"salt {blake2b(tenant.encode(), digest_size=4, key=self._shown_key).hexdigest()}"
+        salt = request.cache_salt
+        if request.tenant or not salt or salt in self.model.config.tenant_weights:
+            return _tenant(request)
+        return f"salt {blake2b(salt.encode(), digest_size=4, key=self._shown_key).hexdigest()}"
 
     def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
         if not params.text:

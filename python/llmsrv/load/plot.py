@@ -108,7 +108,8 @@ def _drawn(panel: _Panel) -> str:
     if panel.mark is not None:
         at = x_of(panel.mark)
         parts.append(f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{y_of(0):.1f}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{TOP - 5}" text-anchor="middle">limit {panel.mark:g}</text>')
+        label = min(max(at, LEFT + 30), PANEL_W - RIGHT - 30)
+        parts.append(f'<text x="{label:.1f}" y="{TOP - 5}" text-anchor="middle">limit {panel.mark:g}</text>')
     return "".join(parts)
 
 
