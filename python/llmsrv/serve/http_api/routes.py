@@ -65,8 +65,9 @@ def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
         Route("/ready", handlers.ready, methods=["GET"]),
         Route("/version", handlers.version, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
-        Route("/", handlers.dashboard, methods=["GET"]),
-        Route("/stats", handlers.stats, methods=["GET"]),
+        # For people; what the second says changes as the first one needs.
+        Route("/", handlers.dashboard, methods=["GET"], include_in_schema=False),
+        Route("/stats", handlers.stats, methods=["GET"], include_in_schema=False),
     ]
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route, Exception: _bug}
