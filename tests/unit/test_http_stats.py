@@ -1,6 +1,8 @@
 """`/stats` and the page over a scripted engine: before there is a model, and after it failed."""
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import replace
 
 from fakes import FakeEngine, fake_model, finish
@@ -102,3 +104,12 @@ def test_tenants_with_a_weight_have_their_name():
         return service
 
     run(test, config=config)
+
+
+def test_a_daemon_imports_nothing_of_the_commands_that_watch_it():
+    code = (
+        "import sys; import llmsrv.serve.daemon, llmsrv.serve.grpc_server, llmsrv.serve.http_api.server; "
+        "print(sorted({'rich', 'typer', 'llmsrv.top', 'llmsrv.load', 'llmsrv.cli_watch'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
