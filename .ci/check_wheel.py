@@ -10,6 +10,7 @@ IMPORT_MAX_S = 0.3
 REQUIRED = (
     "llmsrv/_core.pyi",
     "llmsrv/py.typed",
+    "llmsrv/serve/http_api/dashboard.html",
     "llmsrv/v1/inference_pb2.py",
     "llmsrv/protos/llmsrv/v1/inference.proto",
 )

@@ -7,7 +7,7 @@ clients over 2 N requests, 4 at least, each with a connection of its own. The cl
 server. Only one server runs at a time; the others are stopped. All take turns round by round.
 
 Words:
-  tok/s   generated tokens / (first request sent to last token received); tpot is defined in bench/serve/client.py
+  tok/s   generated tokens / (first request sent to last token received); tpot: see `llmsrv bench`
   ratio   llmsrv over the best peer, of the medians; floor and goal are those of targets.py
 """
 

@@ -35,6 +35,7 @@ class Daemon:
         command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags]
         self.flags = list(flags)
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.http_target = None
         self.target = self._read_target()
         # Nobody reads on: the few lines that a daemon writes later fit into the pipe.
         self._channel = grpc.insecure_channel(self.target)
@@ -44,6 +45,9 @@ class Daemon:
         lines = []
         for line in self._process.stderr:
             lines.append(line)
+            http = re.match(r"listening on http://(\S+)", line)
+            if http:
+                self.http_target = http[1]
             serving = re.match(r"serving \S+ on (\S+),", line)
             if serving:
                 return serving[1]

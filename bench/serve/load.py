@@ -1,4 +1,4 @@
-"""Load on a running daemon, from one asyncio process: how fast, and how late, as its clients see it.
+"""Load on a running daemon, several runs at once: how fast, and how late, as its clients see it. See `llmsrv bench`.
 
     python bench/serve/load.py --target 127.0.0.1:50051 --concurrency 1,8,32 --requests 64
     python bench/serve/load.py --http 127.0.0.1:8000 --concurrency 64
@@ -7,56 +7,47 @@
 
 Closed loop (--concurrency): N clients, each sends its next request when it has its answer. Open loop (--rate: Poisson
 arrivals; --trace: the file's own times): requests are sent at their time, however many are under way; only this is fair
-to latency, because a slow server does not slow its clients down. A trace is JSON lines with timestamp (ms),
-input_length and output_length, as in the Mooncake traces.
+to latency, because a slow server does not slow its clients down. A trace is what `llmsrv bench` takes.
 
 One sentence per result goes to standard output, one JSON line to --json FILE, with commit, flags, machine and seed.
-The words are defined in client.py.
+The words are defined in client.py and by `llmsrv bench`.
 """
 
 import argparse
-import json
 import os
-import random
 import sys
 from pathlib import Path
 
 import uvloop
-from client import Client, HttpClient, Job, Progress, closed_loop, open_loop, sentence, served_by, summary
+from client import (
+    Client,
+    HttpClient,
+    Job,
+    Progress,
+    closed_loop,
+    open_loop,
+    poisson_jobs,
+    sentence,
+    served_by,
+    summary,
+    trace_jobs,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from report import Report
 
 
-def trace_jobs(path, time_scale, limit):
-    """Jobs of a trace, times from its first request."""
-    rows = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()][:limit]
-    first = rows[0]["timestamp"]
-    return [
-        Job((row["timestamp"] - first) / 1e3 * time_scale, int(row["input_length"]), max(int(row["output_length"]), 1))
-        for row in rows
-    ]
-
-
-def poisson_jobs(options):
-    """Jobs at random times of the given mean rate."""
-    rng = random.Random(options.seed)
-    at_s, jobs = 0.0, []
-    for _ in range(options.requests):
-        jobs.append(Job(at_s, options.input_tokens, options.output_tokens))
-        at_s += rng.expovariate(options.rate)
-    return jobs
-
-
 def runs(options):
     """(what distinguishes the run, its jobs, concurrency or None for open loop)."""
     if options.trace:
-        jobs = trace_jobs(options.trace, options.time_scale, options.requests)
+        jobs = trace_jobs(Path(options.trace), time_scale=options.time_scale, limit=options.requests)
         return [({"mode": "open", "trace": Path(options.trace).name, "time_scale": options.time_scale}, jobs, None)]
+    job = Job(0.0, options.input_tokens, options.output_tokens)
     if options.rate:
-        return [({"mode": "open", "rate": options.rate}, poisson_jobs(options), None)]
-    jobs = [Job(0.0, options.input_tokens, options.output_tokens)] * options.requests
+        jobs = poisson_jobs(job, options.requests, options.rate, options.seed)
+        return [({"mode": "open", "rate": options.rate}, jobs, None)]
+    jobs = [job] * options.requests
     return [({"mode": "closed", "concurrency": n}, jobs, n) for n in options.concurrency]
 
 
@@ -71,7 +62,8 @@ async def measure(options):
     for what, jobs, concurrency in runs(options):
         label = " ".join(f"{key} {value}" for key, value in what.items())
         if options.warmup:
-            await closed_loop(client, jobs[:1] * options.warmup, options.warmup, Progress("warm-up", options.warmup))
+            warm, progress = jobs[:1] * options.warmup, Progress("warm-up", options.warmup)
+            await closed_loop(client, warm, options.warmup, progress, first_index=-options.warmup)
         progress = Progress(label, len(jobs))
         if concurrency is None:
             samples = await open_loop(client, jobs, progress)

@@ -45,9 +45,9 @@ async def first_tokens(daemon, vocab_size, options):
     for number in range(options.repeats + 1):
         prompt = random_ids(f"{options.seed}/prompt/{number}", options.prompt, vocab_size)
         tail = random_ids(f"{options.seed}/tail/{number}", options.prompt - options.shared, vocab_size)
-        cold_ms = ttft_ms(await client.send(0, prompt, 1, time.perf_counter()))
+        cold_ms = ttft_ms(await client.send(prompt, 1, time.perf_counter()))
         before = daemon.stats()
-        warm_ms = ttft_ms(await client.send(0, prompt[: options.shared] + tail, 1, time.perf_counter()))
+        warm_ms = ttft_ms(await client.send(prompt[: options.shared] + tail, 1, time.perf_counter()))
         after = daemon.stats()
         if number == 0:  # a warm-up
             continue

@@ -1,4 +1,4 @@
-"""The `llmsrv` command: config, demo, generate, plan, replay, version. The daemon has its own, `llmsrv-grpc`."""
+"""The `llmsrv` command: config, demo, generate, plan, replay, top, bench, version. The daemon is `llmsrv-grpc`."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from llmsrv.cli_config import AS_A_DAEMON, config_app, settings_of
+from llmsrv.cli_watch import add_commands
 from llmsrv.config import DEFAULT_DTYPE, EngineOptions, ServeConfig, parse_model_len, parse_size
 from llmsrv.errors import ServiceError
 from llmsrv.params import SamplingParams
@@ -129,6 +130,9 @@ def plan(context: typer.Context) -> None:
         plan_engine(settings.options, report=print)
     except (ValueError, OSError, ImportError) as error:
         _fail(error)
+
+
+add_commands(app)
 
 
 @app.command()

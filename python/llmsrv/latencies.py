@@ -3,10 +3,12 @@
 Thread rule: the event loop's. An observation costs about a microsecond, one for each token that arrives.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from llmsrv.params import SamplingParams, Timing, Usage
+from llmsrv.recent import Recent
 
 # From 1 ms on, where small models live, to minutes; three bounds per decade.
 SECONDS = (
@@ -36,6 +38,7 @@ class Latencies:
     but those of their tokens."""
 
     def __init__(self) -> None:
+        self.recent = Recent(time.monotonic())
         self.first_token_s = Histogram(SECONDS)  # from arrival, tokenizing included
         self.between_tokens_s = Histogram(SECONDS)
         self.per_token_s = Histogram(SECONDS)  # of a whole request: its mean after the first token
@@ -49,20 +52,25 @@ class Latencies:
         self.params_n = Histogram(CHOICES)
         self.params_max_tokens = Histogram(TOKENS)
 
-    def watch(self, params: SamplingParams, arrived: float) -> "RequestWatch":
-        """For a request that was accepted. `arrived`: monotonic seconds."""
+    def watch(
+        self, params: SamplingParams, arrived: float, *, prompt_tokens: int = 0, tenant: str = ""
+    ) -> "RequestWatch":
+        """For a request that was accepted. `arrived`: monotonic seconds. `tenant`: whose tokens its tokens are."""
         self.params_n.observe(params.n)
         if params.max_tokens is not None:
             self.params_max_tokens.observe(params.max_tokens)
-        return RequestWatch(self, arrived)
+        return RequestWatch(self, arrived, prompt_tokens, tenant)
 
 
 class RequestWatch:
     """Sees the tokens of one request arrive."""
 
-    def __init__(self, latencies: Latencies, arrived: float) -> None:
+    def __init__(self, latencies: Latencies, arrived: float, prompt_tokens: int, tenant: str) -> None:
         self._latencies = latencies
+        self._recent = latencies.recent
         self._arrived = arrived
+        self._prompt_tokens = prompt_tokens
+        self._tenant = tenant
         self._first: float | None = None
         self._last: dict[int, float] = {}  # by sequence
 
@@ -71,15 +79,19 @@ class RequestWatch:
         if self._first is None:
             self._first = now
             self._latencies.first_token_s.observe(now - self._arrived)
-        last = self._last.get(index)
+            self._recent.note_first_token(self._tenant, now - self._arrived, self._prompt_tokens, now)
+        last, gap = self._last.get(index), None
         if last is not None:
-            self._latencies.between_tokens_s.observe((now - last) / count, count)
+            gap = (now - last) / count
+            self._latencies.between_tokens_s.observe(gap, count)
+        self._recent.note_tokens(self._tenant, count, gap, now)
         self._last[index] = now
 
     def note_end(self, usage: Usage, timing: Timing, now: float) -> None:
         """The request is complete."""
         into = self._latencies
         into.request_s.observe(now - self._arrived)
+        self._recent.note_end(now - self._arrived, now)
         if self._first is not None and usage.completion_tokens > len(self._last):
             spent = sum(last - self._first for last in self._last.values())
             into.per_token_s.observe(spent / (usage.completion_tokens - len(self._last)))

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from llmsrv.caller import CALL, Admission, Call
@@ -81,6 +82,7 @@ class _Prepared:
     prompt_ids: Sequence[int]
     params: SamplingParams
     texts: Sequence[SequenceText | None]
+    tenant: str  # as people may see it
 
 
 class GenerationService:
@@ -105,6 +107,7 @@ class GenerationService:
         self._queue = QueueDrain()
         self._closed = False
         self.latencies = Latencies()
+        self._shown_key = secrets.token_bytes(16)
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -308,7 +311,9 @@ class GenerationService:
             prompt_ids=prepared.prompt_ids,
             params=prepared.params,
             texts=prepared.texts,
-            watch=self.latencies.watch(prepared.params, arrived),
+            watch=self.latencies.watch(
+                prepared.params, arrived, prompt_tokens=len(prepared.prompt_ids), tenant=prepared.tenant
+            ),
             stop=self._engine.stop,
             closed=self._forget,
         )
@@ -378,7 +383,15 @@ class GenerationService:
         violations += [*too_wide, *self._engine.validate(engine_request)]
         if violations:
             raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))
-        return _Prepared(engine_request, prompt_ids, params, self._texts(prompt_ids, params))
+        texts, tenant = self._texts(prompt_ids, params), self._shown_tenant(request)
+        return _Prepared(engine_request, prompt_ids, params, texts, tenant)
+
+    def _shown_tenant(self, request: GenerationRequest) -> str:
+        """A name that the operator gave, or a short hash: who knows another one's cache salt finds what it cached."""
+        salt = request.cache_salt
+        if request.tenant or not salt or salt in self.model.config.tenant_weights:
+            return _tenant(request)
+        return f"salt {blake2b(salt.encode(), digest_size=4, key=self._shown_key).hexdigest()}"
 
     def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
         if not params.text:

@@ -282,6 +282,21 @@ def test_the_keys_name_is_the_tenant_over_both_protocols(tmp_path):
     run(tmp_path, test)
 
 
+def test_the_figures_name_the_key_and_never_a_salt(tmp_path):
+    async def test(served):
+        body = {"prompt": "hi", "cache_salt": "the salt of alice"}
+        asked = asyncio.ensure_future(served.call("POST", "/v1/completions", body))
+        served.engine.emit(await served.submitted(), b"hello", finish=finish("length"), final=True)
+        assert (await asked).status == 200
+        answer = await served.call("GET", "/stats", who="admin", headers={})
+        (model,) = answer.json["models"]
+        assert [each["name"] for each in model["tenants"]] == ["alice"]
+        told = await served.admin.GetStats(admin_pb2.GetStatsRequest(), metadata=metadata("admin"))
+        assert [each.tenant for each in told.stats.recent.tenants] == ["alice"]
+
+    run(tmp_path, test)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_prefixes_are_a_keys_own_unless_all_share_them(tmp_path, shared):
     async def test(served):

@@ -33,6 +33,7 @@ from llmsrv.serve import convert
 from llmsrv.serve.grpc_guard import GuardInterceptor
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.listener import Listener
+from llmsrv.serve.recent_stats import recent_stats
 from llmsrv.serve.security import Security
 from llmsrv.serve.status import abort, internal_error, status_of
 from llmsrv.service import GenerationService, State, Tokenized
@@ -388,6 +389,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             step_time_per_token=convert.duration(sample.step_seconds_per_token),
             oldest_wait=convert.duration(sample.oldest_wait_s),
             deadline_drops=sample.deadline_drops,
+            recent=recent_stats(service.latencies.recent, time.monotonic()),
         )
 
 

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15llmsrv/v1/admin.proto\x12\tllmsrv.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa1\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x11\n\tkv_blocks\x18\x07 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x08 \x01(\r\x12\x13\n\x0bmax_running\x18\t \x01(\r\x12\x13\n\x0bmax_waiting\x18\n \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x0b \x01(\r\"_\n\x12SequenceStateStats\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\r\x12\x0f\n\x07\x65ntered\x18\x02 \x01(\x04\x12\'\n\x04time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa9\x08\n\x0b\x45ngineStats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x05 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11generation_tokens\x18\t \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\n \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\r \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x0e \x01(\x04\x12\x36\n\x08requests\x18\x0f \x03(\x0b\x32$.llmsrv.v1.EngineStats.RequestsEntry\x12\x18\n\x10kv_blocks_cached\x18\x10 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x11 \x01(\x04\x12\x43\n\x0fsequence_states\x18\x12 \x03(\x0b\x32*.llmsrv.v1.EngineStats.SequenceStatesEntry\x12\x19\n\x11recomputed_tokens\x18\x13 \x01(\x04\x12\x11\n\tswap_outs\x18\x14 \x01(\x04\x12\x10\n\x08swap_ins\x18\x15 \x01(\x04\x12\x1a\n\x12swapped_out_blocks\x18\x16 \x01(\x04\x12\x19\n\x11swapped_in_blocks\x18\x17 \x01(\x04\x12\x18\n\x10swap_blocks_held\x18\x18 \x01(\x04\x12\x19\n\x11swap_blocks_total\x18\x19 \x01(\x04\x12\x1c\n\x14\x63opied_prefix_tokens\x18\x1a \x01(\x04\x12\x13\n\x0butilization\x18\x1b \x01(\x01\x12\x1d\n\x15swap_bytes_per_second\x18\x1c \x01(\x01\x12\x36\n\x13step_time_per_token\x18\x1d \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0boldest_wait\x18\x1e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x64\x65\x61\x64line_drops\x18\x1f \x01(\x04\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1aT\n\x13SequenceStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.llmsrv.v1.SequenceStateStats:\x02\x38\x01\"\x11\n\x0fGetStatsRequest\"9\n\x10GetStatsResponse\x12%\n\x05stats\x18\x01 \x01(\x0b\x32\x16.llmsrv.v1.EngineStats\"@\n\x11WatchStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x12WatchStatsResponse\x12%\n\x05stats\x18\x01 \x01(\x0b\x32\x16.llmsrv.v1.EngineStats\"\x93\x01\n\x0c\x41\x62ortRequest\x12*\n\x03ids\x18\x01 \x01(\x0b\x32\x1b.llmsrv.v1.AbortRequest.IdsH\x00\x12*\n\x03\x61ll\x18\x02 \x01(\x0b\x32\x1b.llmsrv.v1.AbortRequest.AllH\x00\x1a\x05\n\x03\x41ll\x1a\x1a\n\x03Ids\x12\x13\n\x0brequest_ids\x18\x01 \x03(\tB\x08\n\x06target\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\rDrainResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x11\n\tin_flight\x18\x02 \x01(\r\"\x0f\n\rResumeRequest\"7\n\x0eResumeResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\"\x19\n\x17\x43learPrefixCacheRequest\"0\n\x18\x43learPrefixCacheResponse\x12\x14\n\x0c\x62locks_freed\x18\x01 \x01(\x04*\xc8\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x18\n\x14SERVER_STATE_DRAINED\x10\x04\x12\x17\n\x13SERVER_STATE_FAILED\x10\x05\x12\x18\n\x14SERVER_STATE_STALLED\x10\x06\x32\x8a\x04\n\x0c\x41\x64minService\x12R\n\rGetServerInfo\x12\x1f.llmsrv.v1.GetServerInfoRequest\x1a .llmsrv.v1.GetServerInfoResponse\x12\x43\n\x08GetStats\x12\x1a.llmsrv.v1.GetStatsRequest\x1a\x1b.llmsrv.v1.GetStatsResponse\x12K\n\nWatchStats\x12\x1c.llmsrv.v1.WatchStatsRequest\x1a\x1d.llmsrv.v1.WatchStatsResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.llmsrv.v1.AbortRequest\x1a\x18.llmsrv.v1.AbortResponse\x12<\n\x05\x44rain\x12\x17.llmsrv.v1.DrainRequest\x1a\x18.llmsrv.v1.DrainResponse0\x01\x12=\n\x06Resume\x12\x18.llmsrv.v1.ResumeRequest\x1a\x19.llmsrv.v1.ResumeResponse\x12[\n\x10\x43learPrefixCache\x12\".llmsrv.v1.ClearPrefixCacheRequest\x1a#.llmsrv.v1.ClearPrefixCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15llmsrv/v1/admin.proto\x12\tllmsrv.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xa1\x02\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x11\n\tkv_blocks\x18\x07 \x01(\x04\x12\x17\n\x0fkv_block_tokens\x18\x08 \x01(\r\x12\x13\n\x0bmax_running\x18\t \x01(\r\x12\x13\n\x0bmax_waiting\x18\n \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x0b \x01(\r\"_\n\x12SequenceStateStats\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\r\x12\x0f\n\x07\x65ntered\x18\x02 \x01(\x04\x12\'\n\x04time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x01\n\x0cLatencyStats\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12&\n\x03p50\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p90\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p99\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x92\x01\n\x0bTenantStats\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06others\x18\x02 \x01(\x08\x12\x1b\n\x13requests_per_second\x18\x03 \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x04 \x01(\x01\x12$\n\x1cgeneration_tokens_per_second\x18\x05 \x01(\x01\"\xa4\x02\n\x0bRecentStats\x12\x1b\n\x13requests_per_second\x18\x01 \x01(\x01\x12 \n\x18prompt_tokens_per_second\x18\x02 \x01(\x01\x12$\n\x1cgeneration_tokens_per_second\x18\x03 \x01(\x01\x12,\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x17.llmsrv.v1.LatencyStats\x12/\n\x0e\x62\x65tween_tokens\x18\x05 \x01(\x0b\x32\x17.llmsrv.v1.LatencyStats\x12(\n\x07request\x18\x06 \x01(\x0b\x32\x17.llmsrv.v1.LatencyStats\x12\'\n\x07tenants\x18\x07 \x03(\x0b\x32\x16.llmsrv.v1.TenantStats\"\xd1\x08\n\x0b\x45ngineStats\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x05state\x18\x02 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x05 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11generation_tokens\x18\t \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\n \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x0b \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0c \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\r \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x0e \x01(\x04\x12\x36\n\x08requests\x18\x0f \x03(\x0b\x32$.llmsrv.v1.EngineStats.RequestsEntry\x12\x18\n\x10kv_blocks_cached\x18\x10 \x01(\x04\x12\x16\n\x0ekv_blocks_free\x18\x11 \x01(\x04\x12\x43\n\x0fsequence_states\x18\x12 \x03(\x0b\x32*.llmsrv.v1.EngineStats.SequenceStatesEntry\x12\x19\n\x11recomputed_tokens\x18\x13 \x01(\x04\x12\x11\n\tswap_outs\x18\x14 \x01(\x04\x12\x10\n\x08swap_ins\x18\x15 \x01(\x04\x12\x1a\n\x12swapped_out_blocks\x18\x16 \x01(\x04\x12\x19\n\x11swapped_in_blocks\x18\x17 \x01(\x04\x12\x18\n\x10swap_blocks_held\x18\x18 \x01(\x04\x12\x19\n\x11swap_blocks_total\x18\x19 \x01(\x04\x12\x1c\n\x14\x63opied_prefix_tokens\x18\x1a \x01(\x04\x12\x13\n\x0butilization\x18\x1b \x01(\x01\x12\x1d\n\x15swap_bytes_per_second\x18\x1c \x01(\x01\x12\x36\n\x13step_time_per_token\x18\x1d \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0boldest_wait\x18\x1e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x64\x65\x61\x64line_drops\x18\x1f \x01(\x04\x12&\n\x06recent\x18  \x01(\x0b\x32\x16.llmsrv.v1.RecentStats\x1a/\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1aT\n\x13SequenceStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.llmsrv.v1.SequenceStateStats:\x02\x38\x01\"\x11\n\x0fGetStatsRequest\"9\n\x10GetStatsResponse\x12%\n\x05stats\x18\x01 \x01(\x0b\x32\x16.llmsrv.v1.EngineStats\"@\n\x11WatchStatsRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x12WatchStatsResponse\x12%\n\x05stats\x18\x01 \x01(\x0b\x32\x16.llmsrv.v1.EngineStats\"\x93\x01\n\x0c\x41\x62ortRequest\x12*\n\x03ids\x18\x01 \x01(\x0b\x32\x1b.llmsrv.v1.AbortRequest.IdsH\x00\x12*\n\x03\x61ll\x18\x02 \x01(\x0b\x32\x1b.llmsrv.v1.AbortRequest.AllH\x00\x1a\x05\n\x03\x41ll\x1a\x1a\n\x03Ids\x12\x13\n\x0brequest_ids\x18\x01 \x03(\tB\x08\n\x06target\",\n\rAbortResponse\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\":\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\rDrainResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\x12\x11\n\tin_flight\x18\x02 \x01(\r\"\x0f\n\rResumeRequest\"7\n\x0eResumeResponse\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.llmsrv.v1.ServerState\"\x19\n\x17\x43learPrefixCacheRequest\"0\n\x18\x43learPrefixCacheResponse\x12\x14\n\x0c\x62locks_freed\x18\x01 \x01(\x04*\xc8\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03\x12\x18\n\x14SERVER_STATE_DRAINED\x10\x04\x12\x17\n\x13SERVER_STATE_FAILED\x10\x05\x12\x18\n\x14SERVER_STATE_STALLED\x10\x06\x32\x8a\x04\n\x0c\x41\x64minService\x12R\n\rGetServerInfo\x12\x1f.llmsrv.v1.GetServerInfoRequest\x1a .llmsrv.v1.GetServerInfoResponse\x12\x43\n\x08GetStats\x12\x1a.llmsrv.v1.GetStatsRequest\x1a\x1b.llmsrv.v1.GetStatsResponse\x12K\n\nWatchStats\x12\x1c.llmsrv.v1.WatchStatsRequest\x1a\x1d.llmsrv.v1.WatchStatsResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.llmsrv.v1.AbortRequest\x1a\x18.llmsrv.v1.AbortResponse\x12<\n\x05\x44rain\x12\x17.llmsrv.v1.DrainRequest\x1a\x18.llmsrv.v1.DrainResponse0\x01\x12=\n\x06Resume\x12\x18.llmsrv.v1.ResumeRequest\x1a\x19.llmsrv.v1.ResumeResponse\x12[\n\x10\x43learPrefixCache\x12\".llmsrv.v1.ClearPrefixCacheRequest\x1a#.llmsrv.v1.ClearPrefixCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,48 +37,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESTATS_REQUESTSENTRY']._serialized_options = b'8\001'
   _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._loaded_options = None
   _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._serialized_options = b'8\001'
-  _globals['_SERVERSTATE']._serialized_start=2270
-  _globals['_SERVERSTATE']._serialized_end=2470
+  _globals['_SERVERSTATE']._serialized_start=2906
+  _globals['_SERVERSTATE']._serialized_end=3106
   _globals['_GETSERVERINFOREQUEST']._serialized_start=101
   _globals['_GETSERVERINFOREQUEST']._serialized_end=123
   _globals['_GETSERVERINFORESPONSE']._serialized_start=126
   _globals['_GETSERVERINFORESPONSE']._serialized_end=415
   _globals['_SEQUENCESTATESTATS']._serialized_start=417
   _globals['_SEQUENCESTATESTATS']._serialized_end=512
-  _globals['_ENGINESTATS']._serialized_start=515
-  _globals['_ENGINESTATS']._serialized_end=1580
-  _globals['_ENGINESTATS_REQUESTSENTRY']._serialized_start=1447
-  _globals['_ENGINESTATS_REQUESTSENTRY']._serialized_end=1494
-  _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._serialized_start=1496
-  _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._serialized_end=1580
-  _globals['_GETSTATSREQUEST']._serialized_start=1582
-  _globals['_GETSTATSREQUEST']._serialized_end=1599
-  _globals['_GETSTATSRESPONSE']._serialized_start=1601
-  _globals['_GETSTATSRESPONSE']._serialized_end=1658
-  _globals['_WATCHSTATSREQUEST']._serialized_start=1660
-  _globals['_WATCHSTATSREQUEST']._serialized_end=1724
-  _globals['_WATCHSTATSRESPONSE']._serialized_start=1726
-  _globals['_WATCHSTATSRESPONSE']._serialized_end=1785
-  _globals['_ABORTREQUEST']._serialized_start=1788
-  _globals['_ABORTREQUEST']._serialized_end=1935
-  _globals['_ABORTREQUEST_ALL']._serialized_start=1892
-  _globals['_ABORTREQUEST_ALL']._serialized_end=1897
-  _globals['_ABORTREQUEST_IDS']._serialized_start=1899
-  _globals['_ABORTREQUEST_IDS']._serialized_end=1925
-  _globals['_ABORTRESPONSE']._serialized_start=1937
-  _globals['_ABORTRESPONSE']._serialized_end=1981
-  _globals['_DRAINREQUEST']._serialized_start=1983
-  _globals['_DRAINREQUEST']._serialized_end=2041
-  _globals['_DRAINRESPONSE']._serialized_start=2043
-  _globals['_DRAINRESPONSE']._serialized_end=2116
-  _globals['_RESUMEREQUEST']._serialized_start=2118
-  _globals['_RESUMEREQUEST']._serialized_end=2133
-  _globals['_RESUMERESPONSE']._serialized_start=2135
-  _globals['_RESUMERESPONSE']._serialized_end=2190
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=2192
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=2217
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=2219
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=2267
-  _globals['_ADMINSERVICE']._serialized_start=2473
-  _globals['_ADMINSERVICE']._serialized_end=2995
+  _globals['_LATENCYSTATS']._serialized_start=515
+  _globals['_LATENCYSTATS']._serialized_end=664
+  _globals['_TENANTSTATS']._serialized_start=667
+  _globals['_TENANTSTATS']._serialized_end=813
+  _globals['_RECENTSTATS']._serialized_start=816
+  _globals['_RECENTSTATS']._serialized_end=1108
+  _globals['_ENGINESTATS']._serialized_start=1111
+  _globals['_ENGINESTATS']._serialized_end=2216
+  _globals['_ENGINESTATS_REQUESTSENTRY']._serialized_start=2083
+  _globals['_ENGINESTATS_REQUESTSENTRY']._serialized_end=2130
+  _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._serialized_start=2132
+  _globals['_ENGINESTATS_SEQUENCESTATESENTRY']._serialized_end=2216
+  _globals['_GETSTATSREQUEST']._serialized_start=2218
+  _globals['_GETSTATSREQUEST']._serialized_end=2235
+  _globals['_GETSTATSRESPONSE']._serialized_start=2237
+  _globals['_GETSTATSRESPONSE']._serialized_end=2294
+  _globals['_WATCHSTATSREQUEST']._serialized_start=2296
+  _globals['_WATCHSTATSREQUEST']._serialized_end=2360
+  _globals['_WATCHSTATSRESPONSE']._serialized_start=2362
+  _globals['_WATCHSTATSRESPONSE']._serialized_end=2421
+  _globals['_ABORTREQUEST']._serialized_start=2424
+  _globals['_ABORTREQUEST']._serialized_end=2571
+  _globals['_ABORTREQUEST_ALL']._serialized_start=2528
+  _globals['_ABORTREQUEST_ALL']._serialized_end=2533
+  _globals['_ABORTREQUEST_IDS']._serialized_start=2535
+  _globals['_ABORTREQUEST_IDS']._serialized_end=2561
+  _globals['_ABORTRESPONSE']._serialized_start=2573
+  _globals['_ABORTRESPONSE']._serialized_end=2617
+  _globals['_DRAINREQUEST']._serialized_start=2619
+  _globals['_DRAINREQUEST']._serialized_end=2677
+  _globals['_DRAINRESPONSE']._serialized_start=2679
+  _globals['_DRAINRESPONSE']._serialized_end=2752
+  _globals['_RESUMEREQUEST']._serialized_start=2754
+  _globals['_RESUMEREQUEST']._serialized_end=2769
+  _globals['_RESUMERESPONSE']._serialized_start=2771
+  _globals['_RESUMERESPONSE']._serialized_end=2826
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=2828
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=2853
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=2855
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=2903
+  _globals['_ADMINSERVICE']._serialized_start=3109
+  _globals['_ADMINSERVICE']._serialized_end=3631
 # @@protoc_insertion_point(module_scope)

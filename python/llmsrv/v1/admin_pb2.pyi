@@ -68,8 +68,52 @@ class SequenceStateStats(_message.Message):
     time: _duration_pb2.Duration
     def __init__(self, current: _Optional[int] = ..., entered: _Optional[int] = ..., time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class LatencyStats(_message.Message):
+    __slots__ = ("count", "p50", "p90", "p99")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P90_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50: _duration_pb2.Duration
+    p90: _duration_pb2.Duration
+    p99: _duration_pb2.Duration
+    def __init__(self, count: _Optional[int] = ..., p50: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., p90: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., p99: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class TenantStats(_message.Message):
+    __slots__ = ("tenant", "others", "requests_per_second", "prompt_tokens_per_second", "generation_tokens_per_second")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    others: bool
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    generation_tokens_per_second: float
+    def __init__(self, tenant: _Optional[str] = ..., others: bool = ..., requests_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class RecentStats(_message.Message):
+    __slots__ = ("requests_per_second", "prompt_tokens_per_second", "generation_tokens_per_second", "first_token", "between_tokens", "request", "tenants")
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    requests_per_second: float
+    prompt_tokens_per_second: float
+    generation_tokens_per_second: float
+    first_token: LatencyStats
+    between_tokens: LatencyStats
+    request: LatencyStats
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStats]
+    def __init__(self, requests_per_second: _Optional[float] = ..., prompt_tokens_per_second: _Optional[float] = ..., generation_tokens_per_second: _Optional[float] = ..., first_token: _Optional[_Union[LatencyStats, _Mapping]] = ..., between_tokens: _Optional[_Union[LatencyStats, _Mapping]] = ..., request: _Optional[_Union[LatencyStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ...) -> None: ...
+
 class EngineStats(_message.Message):
-    __slots__ = ("time", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "draft_tokens", "accepted_draft_tokens", "requests", "kv_blocks_cached", "kv_blocks_free", "sequence_states", "recomputed_tokens", "swap_outs", "swap_ins", "swapped_out_blocks", "swapped_in_blocks", "swap_blocks_held", "swap_blocks_total", "copied_prefix_tokens", "utilization", "swap_bytes_per_second", "step_time_per_token", "oldest_wait", "deadline_drops")
+    __slots__ = ("time", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total", "steps", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "draft_tokens", "accepted_draft_tokens", "requests", "kv_blocks_cached", "kv_blocks_free", "sequence_states", "recomputed_tokens", "swap_outs", "swap_ins", "swapped_out_blocks", "swapped_in_blocks", "swap_blocks_held", "swap_blocks_total", "copied_prefix_tokens", "utilization", "swap_bytes_per_second", "step_time_per_token", "oldest_wait", "deadline_drops", "recent")
     class RequestsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +159,7 @@ class EngineStats(_message.Message):
     STEP_TIME_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_DROPS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     state: ServerState
     running: int
@@ -146,7 +191,8 @@ class EngineStats(_message.Message):
     step_time_per_token: _duration_pb2.Duration
     oldest_wait: _duration_pb2.Duration
     deadline_drops: int
-    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., requests: _Optional[_Mapping[str, int]] = ..., kv_blocks_cached: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., sequence_states: _Optional[_Mapping[str, SequenceStateStats]] = ..., recomputed_tokens: _Optional[int] = ..., swap_outs: _Optional[int] = ..., swap_ins: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_blocks_held: _Optional[int] = ..., swap_blocks_total: _Optional[int] = ..., copied_prefix_tokens: _Optional[int] = ..., utilization: _Optional[float] = ..., swap_bytes_per_second: _Optional[float] = ..., step_time_per_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline_drops: _Optional[int] = ...) -> None: ...
+    recent: RecentStats
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., requests: _Optional[_Mapping[str, int]] = ..., kv_blocks_cached: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., sequence_states: _Optional[_Mapping[str, SequenceStateStats]] = ..., recomputed_tokens: _Optional[int] = ..., swap_outs: _Optional[int] = ..., swap_ins: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_blocks_held: _Optional[int] = ..., swap_blocks_total: _Optional[int] = ..., copied_prefix_tokens: _Optional[int] = ..., utilization: _Optional[float] = ..., swap_bytes_per_second: _Optional[float] = ..., step_time_per_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline_drops: _Optional[int] = ..., recent: _Optional[_Union[RecentStats, _Mapping]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

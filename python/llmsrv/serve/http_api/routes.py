@@ -25,6 +25,7 @@ from llmsrv.serve.http_api import convert
 from llmsrv.serve.http_api.answers import Answer, ChatAnswer, ChatStream, TextAnswer
 from llmsrv.serve.http_api.body import read_object
 from llmsrv.serve.http_api.convert import Asked
+from llmsrv.serve.http_api.dashboard import page
 from llmsrv.serve.http_api.errors import Refusal, error_response, refusal_response
 from llmsrv.serve.http_api.exposition import CONTENT_TYPE, exposition
 from llmsrv.serve.http_api.fields import (
@@ -35,6 +36,7 @@ from llmsrv.serve.http_api.fields import (
     TokenizeFields,
     read_fields,
 )
+from llmsrv.serve.http_api.stats import stats
 from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
 from llmsrv.serve.listener import Listener
 from llmsrv.serve.status import internal_error
@@ -63,6 +65,9 @@ def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
         Route("/ready", handlers.ready, methods=["GET"]),
         Route("/version", handlers.version, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
+        # For people; what the second says changes as the first one needs.
+        Route("/", handlers.dashboard, methods=["GET"], include_in_schema=False),
+        Route("/stats", handlers.stats, methods=["GET"], include_in_schema=False),
     ]
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route, Exception: _bug}
@@ -241,6 +246,14 @@ class _Handlers:
     async def metrics(self, request: Request) -> Response:
         text = exposition(self._listener.service)
         return Response(text, media_type=CONTENT_TYPE)
+
+    @_handler
+    async def dashboard(self, request: Request) -> Response:
+        return page()
+
+    @_handler
+    async def stats(self, request: Request) -> Response:
+        return _json(stats(self._listener))
 
 
 async def _stream(service: GenerationService, answer: Answer) -> EventStream:

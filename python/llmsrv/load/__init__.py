@@ -1,0 +1,1 @@
+"""Load on a server, as its clients make it: `llmsrv bench`, and what the benchmarks of bench/serve/ share."""
