@@ -127,6 +127,7 @@ class Generation:
         self._ending: tuple[Usage, Timing] | None = None
         self._error: ServiceError | None = None  # until it is raised
         self._failed_with: Code | None = None
+        self.failure_reason = ""
         self._reader: asyncio.Future[None] | None = None
         self._started = False
         self._ended = False  # the reader has seen the end or the error
@@ -172,6 +173,23 @@ class Generation:
         finish = self._choices[0].finish
         return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
 
+    @property
+    def usage(self) -> Usage:
+        """What it cost, or has cost so far: whether a prompt was cached is known at the end."""
+        if self._ending is not None:
+            return self._ending[0]
+        return Usage(len(self._prompt_ids), sum(each.token_count for each in self._choices))
+
+    @property
+    def timing(self) -> Timing | None:
+        """Where the time went, if it came to its end."""
+        return None if self._ending is None else self._ending[1]
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From arrival to the first token, if there is one."""
+        return self._watch.first_token_s
+
     def _has_news(self) -> bool:
         if self._ending is not None or self._error is not None:
             return True
@@ -210,7 +228,7 @@ class Generation:
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error, unless it has ended."""
         if self._ending is None and self._failed_with is None:
-            self._error, self._failed_with = error, error.code
+            self._error, self._failed_with, self.failure_reason = error, error.code, error.reason
             self._wake()
 
     def _advance(self, choice: _Choice, output: "_core.Output") -> None:
