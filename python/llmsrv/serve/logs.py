@@ -39,7 +39,10 @@ def report(line: str) -> None:
 
 @contextmanager
 def logging_to(descriptor: int, *, form: str, level: str) -> Iterator["LineWriter"]:
-    """Everything that is logged goes to a file descriptor, for the time of a `with` block."""
+    """Everything that is logged goes to a file descriptor, for the time of a `with` block.
+
+    What is printed to standard error, too, unless text is wanted and a person looks on: bars are for terminals.
+    """
     root, formatter = logging.getLogger(), JsonLines() if form == "json" else TextLines()
     writer = LineWriter(descriptor, lambda dropped: formatter.format(_drop_record(dropped)))
     handler = _QueueHandler(writer)
@@ -48,7 +51,7 @@ def logging_to(descriptor: int, *, form: str, level: str) -> Iterator["LineWrite
     root.setLevel(level.upper())
     _operator.setLevel(logging.INFO)
     try:
-        with redirect_stderr(_StrayLines()) if form == "json" else nullcontext():
+        with nullcontext() if form == "text" and os.isatty(descriptor) else redirect_stderr(_StrayLines()):
             yield writer
     finally:
         root.removeHandler(handler)
@@ -153,7 +156,7 @@ class _QueueHandler(logging.Handler):
 
 
 class _StrayLines(io.TextIOBase):
-    """What anything prints to standard error, as records: a log of JSON has nothing else in it."""
+    """What anything prints to standard error, as the operator's lines."""
 
     def __init__(self) -> None:
         self._begun = ""
