@@ -118,6 +118,7 @@ class Generation:
         self._prompt_ids = prompt_ids
         self._params = params
         self._choices = [_Choice(text) for text in texts]
+        self._unfinished = len(self._choices)
         self._watch = watch
         self._stop = stop
         self._on_closed = closed
@@ -221,7 +222,7 @@ class Generation:
             self._advance(choice, output)
         if output.final:
             self._watch.note_end(*self._end(output), now)
-        elif all(each.finish is not None for each in self._choices):
+        elif self._unfinished == 0:
             self._stop(self.key)  # stop strings are ours to find: the core would go on
         self._wake()
 
@@ -251,6 +252,7 @@ class Generation:
             return
         choice.token_count += count
         choice.finish = finish
+        self._unfinished -= finish is not None
         merge(self._pending, Delta(output.index, text, token_ids, logprobs, count, finish))
 
     def _end(self, output: "_core.Output") -> tuple[Usage, Timing]:
