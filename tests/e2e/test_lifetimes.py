@@ -17,6 +17,7 @@ import grpc
 import pytest
 from daemons import START_S, Daemon, merged, request, stream
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from otlp_collector import Collector
 
 from llmsrv.v1 import types_pb2
 
@@ -312,3 +313,17 @@ def test_a_log_of_json_is_json_from_the_first_line_to_the_last(smollm2_path):
     assert (logged["prompt"], logged["trace_id"]) == ("Once\nupon", TRACE)
     assert 0 < logged["ttft_s"] <= logged["total_s"]
     assert lines[-1]["message"] == "stopped"
+
+
+def test_a_span_and_its_line_in_the_log_have_the_callers_trace(own_daemon):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    collector = Collector()
+    daemon = own_daemon("--otlp-endpoint", collector.endpoint)
+    trace = [("traceparent", f"00-{TRACE}-b7ad6b7169203331-01")]
+    daemon.inference.Generate(request(request_id="traced"), metadata=trace)
+    daemon.signal()
+    assert daemon.wait(WAIT_S) == 0
+    (span,) = collector.wait_for(1)
+    collector.stop()
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, "b7ad6b7169203331")
+    daemon.wait_for(f"request_id=traced protocol=grpc .* trace_id={TRACE}")

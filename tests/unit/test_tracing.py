@@ -2,10 +2,10 @@
 
 import asyncio
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
-import grpc
 import pytest
+from otlp_collector import Collector
 
 from llmsrv.config import ServeConfig
 from llmsrv.origin import Origin, TraceParent
@@ -97,30 +97,6 @@ def test_failures_say_why(spans, outcome, reason, status):
     assert span.events == ()
 
 
-class Collector:
-    """Takes what is sent to it over OTLP."""
-
-    def __init__(self):
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as services
-
-        self.names = []
-        self._answer = messages.ExportTraceServiceResponse
-        self._server = grpc.server(ThreadPoolExecutor(1))
-        services.add_TraceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
-
-    def Export(self, request, context):
-        self.names += [
-            span.name for each in request.resource_spans for scope in each.scope_spans for span in scope.spans
-        ]
-        return self._answer()
-
-    def stop(self):
-        self._server.stop(0).wait()
-
-
 def test_spans_reach_a_collector_before_the_end():
     pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     from llmsrv.serve.tracing import Tracing
@@ -128,10 +104,29 @@ def test_spans_reach_a_collector_before_the_end():
     collector = Collector()
 
     async def test():
-        tracing = Tracing.to(f"http://127.0.0.1:{collector.port}")
+        tracing = Tracing.to(collector.endpoint)
         tracing.note(record())
         await tracing.close()
 
     asyncio.run(test())
+    (span,) = collector.wait_for(1)
     collector.stop()
-    assert collector.names == ["generate smol"]
+    assert span.name == "generate smol"
+
+
+def test_a_collector_that_is_gone_does_not_hold_up_the_end(monkeypatch):
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace import SpanProcessor
+
+    from llmsrv.serve import tracing
+
+    released = threading.Event()
+
+    class Waits(SpanProcessor):
+        def shutdown(self):
+            released.wait(60)
+
+    monkeypatch.setattr(tracing, "CLOSE_S", 0.05)
+    asyncio.run(tracing.Tracing(Waits()).close())
+    assert not released.is_set()
+    released.set()
