@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from llmsrv.errors import Code
+from llmsrv.errors import DEFAULT_REASON, Code
 from llmsrv.origin import ORIGIN, Origin
 from llmsrv.params import ChatPrompt, FinishReason, Prompt, TextPrompt, Timing, Usage
 
@@ -11,9 +11,9 @@ CLIENT_LEFT = "CLIENT_LEFT"
 ENDED_BY_SERVER = "ENDED_BY_SERVER"
 # By status code; all others are refusals.
 _OUTCOMES = {
-    Code.CANCELLED.name: "aborted",
-    Code.DEADLINE_EXCEEDED.name: "deadline",
-    Code.INTERNAL.name: "error",
+    Code.CANCELLED: "aborted",
+    Code.DEADLINE_EXCEEDED: "deadline",
+    Code.INTERNAL: "error",
 }
 _FINISHES = frozenset(each.value for each in FinishReason)
 
@@ -48,7 +48,9 @@ def outcome_of(counted: str, reason: str = "") -> tuple[str, str]:
     """Outcome and reason from what the service counts: a finish reason, or a status code's name with its reason."""
     if counted in _FINISHES:
         return counted, ENDED_BY_SERVER if counted == FinishReason.ABORTED.value else ""
-    return _OUTCOMES.get(counted, "rejected"), reason
+    code = Code[counted]
+    usual = CLIENT_LEFT if code is Code.CANCELLED else DEFAULT_REASON[code]
+    return _OUTCOMES.get(code, "rejected"), reason or usual
 
 
 def excerpt(prompt: Prompt, chars_max: int) -> str:

@@ -38,7 +38,7 @@ from llmsrv.params import (
     TextPrompt,
     TokenPrompt,
 )
-from llmsrv.records import CLIENT_LEFT, Arrival, RequestRecord, excerpt, outcome_of
+from llmsrv.records import Arrival, RequestRecord, excerpt, outcome_of
 
 if TYPE_CHECKING:
     from llmsrv import _core
@@ -149,10 +149,10 @@ class GenerationService:
             self._leave(error.code.name, arrival, error.reason)
             raise
         except asyncio.CancelledError:
-            self._leave(Code.CANCELLED.name, arrival, CLIENT_LEFT)
+            self._leave(Code.CANCELLED.name, arrival)
             raise
         except Exception:
-            self._leave(Code.INTERNAL.name, arrival, Code.INTERNAL.name)
+            self._leave(Code.INTERNAL.name, arrival)
             raise
 
     async def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -520,10 +520,9 @@ class GenerationService:
         if self._live.pop(generation.key, None) is not None:
             self._engine.abort(generation.key)
             self._queue.leave(generation.key, time.monotonic())
-        reason = CLIENT_LEFT if generation.outcome == Code.CANCELLED.name else generation.failure_reason
-        self._leave(generation.outcome, arrival, reason, generation)
+        self._leave(generation.outcome, arrival, generation.failure_reason, generation)
 
-    def _leave(self, outcome: str, arrival: Arrival, reason: str, generation: Generation | None = None) -> None:
+    def _leave(self, outcome: str, arrival: Arrival, reason: str = "", generation: Generation | None = None) -> None:
         self._outcomes[outcome] += 1
         self._open -= 1
         if self._open == 0:
