@@ -33,9 +33,9 @@ def alone(flags, pipe):
     """The engine's process: each message is a list of prompts with their lengths of output; answers tokens/s."""
     from llmsrv.config import ServeConfig
     from llmsrv.engine import load_engine
-    from llmsrv.flags import parse_flags
+    from llmsrv.flags import parse_settings
 
-    model = load_engine(parse_flags(ServeConfig, prog="share.py", description="", arguments=flags))
+    model = load_engine(parse_settings(ServeConfig, prog="share.py", description="", arguments=flags).options)
     pipe.send(model.vocab_size)
     while jobs := pipe.recv():
         pipe.send(speed_alone(model, jobs))

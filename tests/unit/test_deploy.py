@@ -20,7 +20,7 @@ from fakes import FakeEngine, fake_model
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmsrv.config import ServeConfig
-from llmsrv.flags import parse_flags
+from llmsrv.flags import parse_settings
 from llmsrv.serve.http_api.exposition import exposition
 from llmsrv.serve.http_api.routes import api
 from llmsrv.serve.http_api.server import HttpServer
@@ -183,7 +183,7 @@ def paths():
 
 
 def options(flags):
-    return parse_flags(ServeConfig, prog="llmsrv-grpc", description="", arguments=flags)
+    return parse_settings(ServeConfig, prog="llmsrv-grpc", description="", arguments=flags, environment={}).options
 
 
 def pod_options():

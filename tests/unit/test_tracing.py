@@ -35,6 +35,11 @@ def test_endpoints_that_are_none(endpoint):
         ServeConfig(model="none", otlp_endpoint=endpoint)
 
 
+def test_a_daemon_that_connects_nowhere_sends_no_spans():
+    with pytest.raises(ValueError, match="otlp_endpoint: cannot be combined with permission_mode strict"):
+        ServeConfig(model="none", otlp_endpoint="http://127.0.0.1:4317", permission_mode="strict")
+
+
 @pytest.fixture
 def spans():
     """(what to note, what was exported)."""
