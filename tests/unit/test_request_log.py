@@ -11,6 +11,7 @@ from http_client import JSON, post
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmsrv.caller import CALL, Call, Caller, Limits
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import collect
@@ -148,6 +149,19 @@ def test_a_cache_salt_is_not_shown_and_a_tenants_name_is():
     assert salted.arrival.tenant == again.arrival.tenant != "a secret"
     assert "secret" not in str(fields_of(salted))
     assert "tenant" not in fields_of(nobody)
+
+
+def test_a_keys_name_is_the_tenant_of_what_it_did_and_of_what_it_was_refused():
+    async def test(service, engine):
+        CALL.set(Call(Caller("alice", Limits(max_concurrent_streams=1))))
+        generation = await service.submit(request(cache_salt="a secret"))
+        with pytest.raises(ServiceError):
+            await service.submit(request())
+        generation.close()
+
+    refused, done = recorded(test)
+    assert (refused.outcome, refused.reason) == ("rejected", "TOO_MANY_STREAMS")
+    assert refused.arrival.tenant == done.arrival.tenant == "alice"
 
 
 def test_prompts_are_shown_only_when_asked_for_and_never_whole():
