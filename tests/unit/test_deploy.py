@@ -238,6 +238,7 @@ def test_a_pod_may_do_little():
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False  # LLMSRV_PORT=tcp://... would be read as an option
     mounted = {each["mountPath"]: each["name"] for each in container()["volumeMounts"]}
     assert set(mounted) == {*containerfile()["VOLUME"].split(), "/tmp"}
     assert set(mounted.values()) == {each["name"] for each in pod["volumes"]}
