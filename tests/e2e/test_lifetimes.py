@@ -287,16 +287,18 @@ def test_a_log_whose_reader_is_gone_ends_nothing(smollm2_path):
     assert unread.wait(WAIT_S) == 0
 
 
-def test_a_log_of_json_is_json_from_the_first_line_to_the_last(smollm2_path):
+@pytest.mark.parametrize("mode", ["standard", "strict"])
+def test_a_log_of_json_is_json_from_the_first_line_to_the_last(smollm2_path, mode):
     command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags(smollm2_path)]
-    command += ["--log-format", "json", "--log-prompts"]
+    command += ["--log-format", "json", "--log-prompts", "--permission-mode", mode]
     made = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     lines = []
     for line in made.stderr:
         lines.append(json.loads(line))
         if lines[-1]["message"].startswith("serving"):
             break
-    port = int(lines[1]["message"].rpartition(":")[2])
+    (listening,) = [line["message"] for line in lines if line["message"].startswith("listening on http")]
+    port = int(listening.rpartition(":")[2])
     headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     connection.request(

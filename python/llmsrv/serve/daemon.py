@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,27 +38,29 @@ def main() -> None:
         "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
         "Ctrl-C or SIGTERM finishes what runs, then exits.",
     )
-    for note in settings.notes:
-        report(note)
-    config = settings.options
+    config, lines = settings.options, list(settings.notes)
     if config.permission_mode == "strict":
         from llmsrv.serve.permissions import confine
 
         try:
-            config = confine(config, report)
+            config = confine(config, lines.append)  # before the log, whose writer is a thread
         except (ValueError, OSError) as error:
-            report(f"error: {error}")
+            with logging_to(STDERR, form=config.log_format, level=config.log_level):
+                for line in (*lines, f"error: {error}"):
+                    report(line)
             sys.exit(1)
-    sys.exit(run(config))
+    sys.exit(run(config, lines))
 
 
-def run(config: ServeConfig) -> int:
-    """Serves until a signal; the process's exit status."""
+def run(config: ServeConfig, lines: Sequence[str] = ()) -> int:
+    """Serves until a signal; the process's exit status. `lines`: what the operator is to read first."""
     import uvloop
 
     _return_large_blocks()
     gc.disable()  # until the model is loaded: a vocabulary is some 100,000 small objects, none of them garbage
     with logging_to(STDERR, form=config.log_format, level=config.log_level):
+        for line in lines:
+            report(line)
         return uvloop.run(_serve(config))
 
 

