@@ -32,12 +32,12 @@ class Daemon:
     """Serves from the construction to stop(). Use it as a context."""
 
     def __init__(self, *flags):
-        command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags]
+        command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", "--exit-with-parent", *flags]
         self.flags = list(flags)
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.http_target = None
         self.target = self._read_target()
-        # Nobody reads on: the few lines that a daemon writes later fit into the pipe.
+        # Nobody reads on: what the daemon logs fits into the pipe or is dropped, and holds up nothing.
         self._channel = grpc.insecure_channel(self.target)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 

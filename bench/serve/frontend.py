@@ -1,14 +1,15 @@
 """What it costs to bring tokens to clients: both protocols over a scripted engine that computes nothing.
 
     python bench/serve/frontend.py --streams 1,8,32,64 --rate 2000
-    python bench/serve/frontend.py --streams 64 --rate 20000
+    python bench/serve/frontend.py --streams 64 --rate 20000 --one-core
 
 A process of its own serves gRPC and HTTP; its engine gives every stream one token per step, at a pace that makes
 `--rate` tokens per second of all streams together. The protocols take turns. Words:
   cpu_us_per_token    processor time of the server process per token delivered, the scripted engine's own included
   messages_per_token  below 1 where deltas were merged because the server was late
   delivered           tokens/s from the first request sent to the last token received, as a share of the rate
-Processor time does not depend on who else uses the machine; `delivered` does.
+Processor time does not depend on who else uses the machine; `delivered` does. With --one-core the server has a core to
+itself and the client the others: delivered should be 1 at 20,000 tokens/s.
 """
 
 import argparse
@@ -59,7 +60,9 @@ class PacedEngine(FakeEngine):
         return FakeOutput(key, 0, [TEXT[count % len(TEXT)]], finish=ending, final=done)
 
 
-def serve(tokens_per_s, pipe):
+def serve(tokens_per_s, core, pipe):
+    if core is not None:
+        os.sched_setaffinity(0, {core})
     uvloop.run(_serve(tokens_per_s, pipe))
 
 
@@ -96,8 +99,12 @@ async def measure(client, streams, tokens, cpu_s):
 
 async def compare(options):
     ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(options.rate, theirs), daemon=True)
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[0] if options.one_core and len(cores) > 1 else None
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(options.rate, core, theirs), daemon=True)
     server.start()
+    if core is not None:
+        os.sched_setaffinity(0, cores[1:])
     grpc_port, http_port = ours.recv()
 
     def cpu_s():
@@ -108,7 +115,9 @@ async def compare(options):
         "grpc": Client(f"127.0.0.1:{grpc_port}", 2, VOCAB, options.seed),
         "http": HttpClient(f"127.0.0.1:{http_port}", VOCAB, options.seed),
     }
-    report = Report("frontend", options.json, seed=options.seed, cores=os.cpu_count(), rate=options.rate)
+    report = Report(
+        *("frontend", options.json), seed=options.seed, cores=len(cores), rate=options.rate, one_core=core is not None
+    )
     for streams in options.streams:
         tokens = max(round(options.seconds * options.rate / streams), 8)
         found = {name: [] for name in clients}
@@ -137,6 +146,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32, 64])
     parser.add_argument("--rate", type=float, default=2000.0, help="tokens per second, of all streams together")
+    parser.add_argument("--one-core", action="store_true", help="give the server one core, the client the others")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

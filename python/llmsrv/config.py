@@ -29,6 +29,7 @@ _CHOICES = {
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
+_SERVE_CHOICES = {"log_format": ("text", "json"), "log_level": ("debug", "info", "warning", "error")}
 
 
 def parse_size(text: str | int) -> int:
@@ -228,10 +229,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model: must not be empty")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in (*choices, getattr(type(self), name)):
-                listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-                raise ValueError(f"{name}: must be {listed}, not {getattr(self, name)!r}")
+        self._check_choices(_CHOICES)
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -262,6 +260,12 @@ class EngineOptions:
                 raise ValueError(f"{name}: must not be empty")
         if self.quantization and self.dtype == "float32":
             raise ValueError("quantization: cannot be combined with dtype float32")
+
+    def _check_choices(self, choices_of: Mapping[str, tuple[str, ...]]) -> None:
+        for name, choices in choices_of.items():
+            if getattr(self, name) not in (*choices, getattr(type(self), name)):
+                listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise ValueError(f"{name}: must be {listed}, not {getattr(self, name)!r}")
 
     @property
     def weights_dtype(self) -> str:
@@ -318,9 +322,25 @@ class ServeConfig(EngineOptions):
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
+    exit_with_parent: bool = _option(
+        "End when the process that started this one ends, however that happens. For programs that start a daemon for "
+        "themselves.",
+        False,
+    )
+    log_format: str = _option("Lines on standard error: text, or json, one object each.", "text")
+    log_level: str = _option(
+        "Least level that is logged: debug, info (a line for each request that ends), warning or error.", "info"
+    )
+    log_prompts: bool = _option("Log the first 1000 characters of each prompt, too.", False)
+    otlp_endpoint: str | None = _option(
+        "Send a span for each request to this OpenTelemetry collector (OTLP over gRPC), for example "
+        "http://127.0.0.1:4317. Needs the extra otel. Default: none.",
+        None,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_operations()
         if self.env == "":
             raise ValueError("env: must not be empty")
         if self.permission_mode not in _PERMISSION_MODES:
@@ -333,6 +353,15 @@ class ServeConfig(EngineOptions):
             raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
+
+    def _check_operations(self) -> None:
+        self._check_choices(_SERVE_CHOICES)
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]+/?", self.otlp_endpoint):
+            raise ValueError(
+                f"otlp_endpoint: must be http://HOST:PORT or https://HOST:PORT, not {self.otlp_endpoint!r}"
+            )
+        if self.otlp_endpoint is not None and self.permission_mode == "strict":
+            raise ValueError("otlp_endpoint: cannot be combined with permission_mode strict, which connects nowhere")
 
     def _check_security(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -118,6 +118,7 @@ class Generation:
         self._prompt_ids = prompt_ids
         self._params = params
         self._choices = [_Choice(text) for text in texts]
+        self._unfinished = len(self._choices)
         self._watch = watch
         self._stop = stop
         self._on_closed = closed
@@ -127,6 +128,7 @@ class Generation:
         self._ending: tuple[Usage, Timing] | None = None
         self._error: ServiceError | None = None  # until it is raised
         self._failed_with: Code | None = None
+        self.failure_reason = ""
         self._reader: asyncio.Future[None] | None = None
         self._started = False
         self._ended = False  # the reader has seen the end or the error
@@ -172,6 +174,23 @@ class Generation:
         finish = self._choices[0].finish
         return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
 
+    @property
+    def usage(self) -> Usage:
+        """What it cost, or has cost so far: whether a prompt was cached is known at the end."""
+        if self._ending is not None:
+            return self._ending[0]
+        return Usage(len(self._prompt_ids), sum(each.token_count for each in self._choices))
+
+    @property
+    def timing(self) -> Timing | None:
+        """Where the time went, if it came to its end."""
+        return None if self._ending is None else self._ending[1]
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From arrival to the first token, if there is one."""
+        return self._watch.first_token_s
+
     def _has_news(self) -> bool:
         if self._ending is not None or self._error is not None:
             return True
@@ -203,14 +222,14 @@ class Generation:
             self._advance(choice, output)
         if output.final:
             self._watch.note_end(*self._end(output), now)
-        elif all(each.finish is not None for each in self._choices):
+        elif self._unfinished == 0:
             self._stop(self.key)  # stop strings are ours to find: the core would go on
         self._wake()
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error, unless it has ended."""
         if self._ending is None and self._failed_with is None:
-            self._error, self._failed_with = error, error.code
+            self._error, self._failed_with, self.failure_reason = error, error.code, error.reason
             self._wake()
 
     def _advance(self, choice: _Choice, output: "_core.Output") -> None:
@@ -233,6 +252,7 @@ class Generation:
             return
         choice.token_count += count
         choice.finish = finish
+        self._unfinished -= finish is not None
         merge(self._pending, Delta(output.index, text, token_ids, logprobs, count, finish))
 
     def _end(self, output: "_core.Output") -> tuple[Usage, Timing]:

@@ -74,6 +74,11 @@ class RequestWatch:
         self._first: float | None = None
         self._last: dict[int, float] = {}  # by sequence
 
+    @property
+    def first_token_s(self) -> float | None:
+        """From arrival to the first token."""
+        return None if self._first is None else self._first - self._arrived
+
     def note_tokens(self, index: int, count: int, now: float) -> None:
         """So many tokens of a sequence came. REQUIRES: at least one."""
         if self._first is None:

@@ -15,11 +15,12 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from llmsrv.params import (
     TextPrompt,
     TokenPrompt,
 )
+from llmsrv.records import Arrival, RequestRecord, excerpt, outcome_of
 
 if TYPE_CHECKING:
     from llmsrv import _core
@@ -82,7 +84,6 @@ class _Prepared:
     prompt_ids: Sequence[int]
     params: SamplingParams
     texts: Sequence[SequenceText | None]
-    tenant: str  # as people may see it
 
 
 class GenerationService:
@@ -107,6 +108,8 @@ class GenerationService:
         self._queue = QueueDrain()
         self._closed = False
         self.latencies = Latencies()
+        self._on_end: Callable[[RequestRecord], None] | None = None
+        self._prompt_chars = 0
         self._shown_key = secrets.token_bytes(16)
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
@@ -137,18 +140,19 @@ class GenerationService:
         return generation
 
     async def _submit(self, request: GenerationRequest) -> Generation:
+        arrival = self._arrival(request)
         self._open += 1
         self._idle.clear()
         try:
-            return await self._admit(request)
+            return await self._admit(request, arrival)
         except ServiceError as error:
-            self._leave(error.code.name)
+            self._leave(error.code.name, arrival, error.reason)
             raise
         except asyncio.CancelledError:
-            self._leave(Code.CANCELLED.name)
+            self._leave(Code.CANCELLED.name, arrival)
             raise
         except Exception:
-            self._leave(Code.INTERNAL.name)
+            self._leave(Code.INTERNAL.name, arrival)
             raise
 
     async def generate(self, request: GenerationRequest) -> RequestOutput:
@@ -208,6 +212,15 @@ class GenerationService:
     def count_refusal(self, error: ServiceError) -> None:
         """Counts a generation that its transport refused before it came here."""
         self._outcomes[error.code.name] += 1
+        call = CALL.get()
+        self._tell_end(Arrival(tenant="" if call is None else call.caller.name), None, error.code.name, error.reason)
+
+    def record_ends(self, tell: Callable[[RequestRecord], None], *, prompt_chars: int = 0) -> None:
+        """From now on `tell` hears of every request that ends, with the beginning of its prompt if that is wanted.
+
+        It is called on the loop: it must neither wait nor raise.
+        """
+        self._on_end, self._prompt_chars = tell, prompt_chars
 
     # --- state ---
 
@@ -279,9 +292,15 @@ class GenerationService:
 
     # --- admission ---
 
-    async def _admit(self, request: GenerationRequest) -> Generation:
-        arrived = time.monotonic()
-        deadline = None if request.deadline_s is None else arrived + request.deadline_s
+    def _arrival(self, request: GenerationRequest) -> Arrival:
+        return Arrival(
+            request_id=request.request_id,
+            tenant=self._shown_tenant(request),
+            prompt=excerpt(request.prompt, self._prompt_chars),
+        )
+
+    async def _admit(self, request: GenerationRequest, arrival: Arrival) -> Generation:
+        deadline = None if request.deadline_s is None else arrival.at_s + request.deadline_s
         self._refuse_unless_serving()
         self.check_model(request.model)
         _time_left(deadline)
@@ -293,9 +312,9 @@ class GenerationService:
         finally:
             self._preparing -= 1
         self._refuse_unless_serving()
-        return self._enter(request_id, prepared, deadline, arrived)
+        return self._enter(request_id, prepared, deadline, arrival)
 
-    def _enter(self, request_id: str, prepared: _Prepared, deadline: float | None, arrived: float) -> Generation:
+    def _enter(self, request_id: str, prepared: _Prepared, deadline: float | None, arrival: Arrival) -> Generation:
         """Hands a prepared request to the core. No await here: no output is delivered before its key is known."""
         try:
             key = self._engine.submit(prepared.request, deadline_s=_time_left(deadline))
@@ -312,12 +331,20 @@ class GenerationService:
             params=prepared.params,
             texts=prepared.texts,
             watch=self.latencies.watch(
-                prepared.params, arrived, prompt_tokens=len(prepared.prompt_ids), tenant=prepared.tenant
+                prepared.params, arrival.at_s, prompt_tokens=len(prepared.prompt_ids), tenant=arrival.tenant
             ),
             stop=self._engine.stop,
-            closed=self._forget,
+            closed=partial(self._forget, arrival),
         )
         return generation
+
+    def _shown_tenant(self, request: GenerationRequest) -> str:
+        """A name that the operator gave, or a short hash: who knows another one's cache salt finds what it cached."""
+        salt = request.cache_salt
+        if request.tenant or not salt or salt in self.model.config.tenant_weights:
+            return _tenant(request)
+        encoded = salt.encode("utf-8", "surrogatepass")
+        return f"salt {blake2b(encoded, digest_size=4, key=self._shown_key).hexdigest()}"
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:
@@ -383,15 +410,7 @@ class GenerationService:
         violations += [*too_wide, *self._engine.validate(engine_request)]
         if violations:
             raise ServiceError.invalid(_in_request(violations, _prompt_field(request.prompt)))
-        texts, tenant = self._texts(prompt_ids, params), self._shown_tenant(request)
-        return _Prepared(engine_request, prompt_ids, params, texts, tenant)
-
-    def _shown_tenant(self, request: GenerationRequest) -> str:
-        """A name that the operator gave, or a short hash: who knows another one's cache salt finds what it cached."""
-        salt = request.cache_salt
-        if request.tenant or not salt or salt in self.model.config.tenant_weights:
-            return _tenant(request)
-        return f"salt {blake2b(salt.encode(), digest_size=4, key=self._shown_key).hexdigest()}"
+        return _Prepared(engine_request, prompt_ids, params, self._texts(prompt_ids, params))
 
     def _texts(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[SequenceText | None]:
         if not params.text:
@@ -494,20 +513,39 @@ class GenerationService:
             if output.final:
                 del self._live[output.request]
 
-    def _forget(self, generation: Generation) -> None:
+    def _forget(self, arrival: Arrival, generation: Generation) -> None:
         admission = self._admissions.pop(generation.key, None)
         if admission is not None:
             admission.end()
         if self._live.pop(generation.key, None) is not None:
             self._engine.abort(generation.key)
             self._queue.leave(generation.key, time.monotonic())
-        self._leave(generation.outcome)
+        self._leave(generation.outcome, arrival, generation.failure_reason, generation)
 
-    def _leave(self, outcome: str) -> None:
+    def _leave(self, outcome: str, arrival: Arrival, reason: str = "", generation: Generation | None = None) -> None:
         self._outcomes[outcome] += 1
         self._open -= 1
         if self._open == 0:
             self._idle.set()
+        self._tell_end(arrival, generation, outcome, reason)
+
+    def _tell_end(self, arrival: Arrival, generation: Generation | None, counted: str, reason: str) -> None:
+        if self._on_end is None:
+            return
+        outcome, reason = outcome_of(counted, reason)
+        self._on_end(
+            RequestRecord(
+                arrival=arrival,
+                request_id=arrival.request_id if generation is None else generation.request_id,
+                model=self.model.name,
+                outcome=outcome,
+                reason=reason,
+                usage=None if generation is None else generation.usage,
+                timing=None if generation is None else generation.timing,
+                first_token_s=None if generation is None else generation.first_token_s,
+                total_s=time.monotonic() - arrival.at_s,
+            )
+        )
 
 
 class QueueDrain:

@@ -30,7 +30,7 @@ class Daemon:
     """A daemon in a process of its own."""
 
     def __init__(self, *flags):
-        command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", *flags]
+        command = [sys.executable, "-m", "llmsrv.serve.daemon", "--port", "0", "--exit-with-parent", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines = []
         self._news = threading.Condition()

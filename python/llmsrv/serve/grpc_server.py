@@ -33,6 +33,7 @@ from llmsrv.serve import convert
 from llmsrv.serve.grpc_guard import GuardInterceptor
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.listener import Listener
+from llmsrv.serve.origins import GrpcOrigin
 from llmsrv.serve.recent_stats import recent_stats
 from llmsrv.serve.security import Security
 from llmsrv.serve.status import abort, internal_error, status_of
@@ -119,8 +120,8 @@ class GrpcServer(Listener):
         self._security = security or Security(config)
         self.start_time = time.time()
         self._health = HealthReporter(lambda: self.state)
-        interceptors = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
-        self._server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
+        guards = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
+        self._server = grpc.aio.server(interceptors=[GrpcOrigin(), *guards], options=OPTIONS)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)

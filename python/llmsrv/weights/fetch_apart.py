@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from llmsrv.weights.child import module_command
 from llmsrv.weights.fetch import FetchError, resolve_model
 from llmsrv.weights.progress import FetchProgress
 
 
 def fetch_apart(model: str) -> Path:
     """As resolve_model(). Its progress is shown on standard error."""
-    command = [sys.executable, "-m", "llmsrv.weights.fetch_apart", model]
+    command = module_command("llmsrv.weights.fetch_apart", model)
     child = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     try:
         answer = json.loads(child.stdout)

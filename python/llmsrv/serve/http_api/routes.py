@@ -39,6 +39,7 @@ from llmsrv.serve.http_api.fields import (
 from llmsrv.serve.http_api.stats import stats
 from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
 from llmsrv.serve.listener import Listener
+from llmsrv.serve.origins import HttpOrigin
 from llmsrv.serve.status import internal_error
 from llmsrv.service import GenerationService, State
 
@@ -70,7 +71,9 @@ def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
         Route("/stats", handlers.stats, methods=["GET"], include_in_schema=False),
     ]
     app = Starlette(
-        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route, Exception: _bug}
+        routes=routes,
+        middleware=[Middleware(HttpOrigin), *middleware],
+        exception_handlers={HTTPException: _no_route, Exception: _bug},
     )
     app.router.redirect_slashes = False
     return app
