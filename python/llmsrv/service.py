@@ -243,12 +243,16 @@ class GenerationService:
         """One sample of the engine."""
         return self._engine.stats()
 
+    def announce_drain(self) -> None:
+        """Says that no more requests should come; they are still taken until drain()."""
+        self._drain_state = State.DRAINING
+
     async def drain(self, timeout_s: float | None, *, withdrawal_s: float = 0.0) -> None:
         """Refuses new requests, waits for those in flight, aborts what is left after `timeout_s`.
 
         For the first `withdrawal_s` they are still taken: who sends them has to hear of the drain first.
         """
-        self._drain_state = State.DRAINING
+        self.announce_drain()
         if withdrawal_s and not self._refuses:
             await asyncio.sleep(withdrawal_s)
         self._refuses = True

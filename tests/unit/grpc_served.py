@@ -21,18 +21,20 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Served:
     """A server in this loop, and stubs that call it."""
 
-    def __init__(self):
+    def __init__(self, **options):
         self.engine = FakeEngine()
-        self.server = GrpcServer(ServeConfig(model="fake", port=0))
+        self.config = ServeConfig(**{"model": "fake", "port": 0, "max_model_len": 4096, **options})
+        self.server = GrpcServer(self.config)
 
     async def __aenter__(self):
-        port = await self.server.start()
-        self.address = f"127.0.0.1:{port}"
+        await self.server.start()
+        self.address = self.server.address
         self.channel = grpc.aio.insecure_channel(self.address)
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
-        self.service = GenerationService(fake_model(self.engine))
+        self.models = model_pb2_grpc.ModelServiceStub(self.channel)
+        self.service = GenerationService(fake_model(self.engine, config=self.config))
         await self.server.serve(self.service)
         return self
 
@@ -55,12 +57,27 @@ class Served:
         return self.inference.GenerateStream(request, **call)
 
 
-def run(test):
+def run(test, **options):
+    """Runs test(served) in a loop of its own. `options` are the daemon's."""
+
     async def body():
-        async with Served() as served:
-            await asyncio.wait_for(test(served), 20)
+        async with Served(**options) as served:
+            await asyncio.wait_for(test(served), 30)
 
     asyncio.run(body())
+
+
+async def rest_of(call):
+    """What a stream still has; `async for` cannot follow read()."""
+    messages = []
+    while (message := await call.read()) is not grpc.aio.EOF:
+        messages.append(message)
+    return messages
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.005)
 
 
 def reason(error):
@@ -68,9 +85,10 @@ def reason(error):
 
 
 def details(error):
-    """google.rpc details of a failed call, by name."""
+    """google.rpc details of a failed call, or of the status of an item, by name."""
+    status = error if hasattr(error, "details") and not callable(error.details) else rpc_status.from_call(_Call(error))
     unpacked = {}
-    for packed in rpc_status.from_call(_Call(error)).details:
+    for packed in status.details:
         message = getattr(error_details_pb2, packed.TypeName().rsplit(".", 1)[1])()
         packed.Unpack(message)
         unpacked[type(message).__name__] = message
@@ -83,5 +101,3 @@ class _Call:
     def __init__(self, error):
         self.code, self.details = error.code, error.details
         self.trailing_metadata = lambda: error.trailing_metadata()
-
-

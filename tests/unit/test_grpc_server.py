@@ -8,21 +8,14 @@ from unittest.mock import Mock
 import grpc
 import grpc.aio
 import pytest
-from fakes import FakeEngine, FakeOutput, core_error, fake_model, finish
-from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
+from fakes import FakeOutput, core_error, finish
+from grpc_health.v1 import health_pb2
+from grpc_served import NOT_SERVING, SERVING, details, reason, run
 
-from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import Generation
 from llmsrv.serve.calls import INLINE_BYTES
-from llmsrv.serve.grpc_server import GrpcServer
-from llmsrv.service import GenerationService
-from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+from llmsrv.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 
 
 def test_an_engine_that_fails_in_mid_stream():

@@ -38,7 +38,7 @@ class Drainer:
             raise ServiceError(Code.FAILED_PRECONDITION, "the daemon is shutting down", reason="SHUTTING_DOWN")
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait({self._task})
+            await asyncio.wait({self._task})  # until then it may still change the state
             self._task = None
         service.resume()
         await self._tell_health()
@@ -51,18 +51,13 @@ class Drainer:
     def _replace(self, service: GenerationService, timeout_s: float | None) -> "asyncio.Task[None]":
         if self._task is not None:
             self._task.cancel()
+        service.announce_drain()
         self._task = asyncio.create_task(self._drain(service, timeout_s))
         return self._task
 
     async def _drain(self, service: GenerationService, timeout_s: float | None) -> None:
-        draining = asyncio.ensure_future(service.drain(timeout_s, withdrawal_s=self._withdrawal_s))
-        try:
-            await asyncio.sleep(0)  # lets drain() change the state, so that watchers hear of it first
-            await self._tell_health()
-            await draining
-        finally:
-            draining.cancel()
-            await asyncio.wait({draining})  # it has the last word on the state: nobody else may change it before
+        await self._tell_health()
+        await service.drain(timeout_s, withdrawal_s=self._withdrawal_s)
         await self._tell_health()
 
 

@@ -92,6 +92,7 @@ def _streaming(handler: Streaming) -> Streaming:
             with self._server.stalls.watched(context) as stream:
                 async with aclosing(handler(self, request, context)) as messages:
                     async for message in messages:
+                        await stream.begin()
                         stream.waits_since = clock()
                         yield message
                         stream.waits_since = None
@@ -339,7 +340,6 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncGenerator[Message, None]:
         service = self._server.service
         self._server.drainer.begin(service, convert.drain_timeout(request))
-        await asyncio.sleep(0)  # the drain has begun: the first message does not say otherwise
         async for state, in_flight in progress(service):
             yield admin_pb2.DrainResponse(state=_STATES[state], in_flight=in_flight)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from grpc.aio import AbortError
+
 from llmsrv.errors import Code, ServiceError
 from llmsrv.serve.status import abort, status_of
 
@@ -29,6 +31,14 @@ class WatchedStream:
         self.context = context
         self.handler = handler
         self.waits_since: float | None = None
+        self._has_begun = False
+
+    async def begin(self) -> None:
+        """Before the first message: the headers leave alone. Together with a message that is held up they would be so,
+        too, and a status cannot overtake them."""
+        if not self._has_begun:
+            self._has_begun = True
+            await self.context.send_initial_metadata(())
 
 
 class StallWatch:
@@ -82,5 +92,5 @@ class StallWatch:
         aborting = asyncio.create_task(abort(stream.context, status))
         await asyncio.wait({aborting}, timeout=STATUS_S)
         stream.handler.cancel()
-        with suppress(Exception):  # raises when the status is sent, as it does in a handler
+        with suppress(AbortError):  # as in a handler, when the status is sent
             await aborting
