@@ -34,9 +34,12 @@ class Served:
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
-        self.service = GenerationService(fake_model(self.engine, config=self.config))
+        self.service = GenerationService(self.made_model())
         await self.server.serve(self.service)
         return self
+
+    def made_model(self):
+        return fake_model(self.engine, config=self.config)
 
     async def __aexit__(self, *error):
         await self.channel.close()
@@ -86,13 +89,18 @@ def reason(error):
 
 def details(error):
     """google.rpc details of a failed call, or of the status of an item, by name."""
-    status = error if hasattr(error, "details") and not callable(error.details) else rpc_status.from_call(_Call(error))
+    status = status_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
     unpacked = {}
     for packed in status.details:
         message = getattr(error_details_pb2, packed.TypeName().rsplit(".", 1)[1])()
         packed.Unpack(message)
         unpacked[type(message).__name__] = message
     return unpacked
+
+
+def status_of(error):
+    """google.rpc.Status of a failed call."""
+    return rpc_status.from_call(_Call(error))
 
 
 class _Call:

@@ -1,4 +1,4 @@
-"""Drain and Resume over a scripted engine, with a health watcher attached."""
+"""What an administrator does, over a scripted engine: Drain and Resume with a health watcher attached, Abort, stats."""
 
 import asyncio
 
@@ -199,5 +199,41 @@ def test_watching_stats_goes_on_through_a_drain():
         await served.server.drain(1.0)
         *_, final = await rest_of(watch)
         assert final.stats.state == DRAINED  # the daemon ends, and the stream with it
+
+    run(test)
+
+
+def test_samples_come_as_often_as_asked():
+    async def test(served):
+        times = {}
+        for interval_ms in (100, 400):
+            request = admin_pb2.WatchStatsRequest()
+            request.interval.FromMilliseconds(interval_ms)
+            watch = served.admin.WatchStats(request)
+            first = (await watch.read()).stats.time.ToMilliseconds()
+            times[interval_ms] = (await watch.read()).stats.time.ToMilliseconds() - first
+            watch.cancel()
+        assert times[100] >= 95
+        assert times[400] >= 395
+
+    run(test)
+
+
+def test_abort_ends_those_that_are_named():
+    async def test(served):
+        calls = [
+            served.inference.Generate(inference_pb2.GenerateRequest(text="hi", request_id=f"r{i}")) for i in range(3)
+        ]
+        await served.submitted(3)
+        some = admin_pb2.AbortRequest(ids=admin_pb2.AbortRequest.Ids(request_ids=["r1", "nobody"]))
+        assert list((await served.admin.Abort(some)).aborted_request_ids) == ["r1"]
+        assert sorted(served.engine.live.values()) == ["r0", "r2"]
+        every = admin_pb2.AbortRequest(all=admin_pb2.AbortRequest.All())
+        assert sorted((await served.admin.Abort(every)).aborted_request_ids) == ["r0", "r2"]
+        answers = await asyncio.gather(*calls)
+        assert {each.completions[0].finish.reason for each in answers} == {types_pb2.FINISH_REASON_ABORTED}
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.admin.Abort(admin_pb2.AbortRequest())
+        assert [each.field for each in details(caught.value)["BadRequest"].field_violations] == ["target"]
 
     run(test)
