@@ -232,7 +232,7 @@ def test_a_reader_that_stalls_gets_few_large_messages():
             call = stub.GenerateStream(request)
             key = await served.submitted()
             for _ in range(400):
-                served.engine.emit(key, b"x" * 1000)
+                served.engine.push([FakeOutput(key, 0, list(b"x" * 1000))])
                 await asyncio.sleep(0.001)
             served.engine.emit(key, b"", finish=finish("length"), final=True)
             await asyncio.sleep(0.2)
@@ -241,6 +241,26 @@ def test_a_reader_that_stalls_gets_few_large_messages():
         assert len(messages) < 200
 
     run(test)
+
+
+@pytest.mark.parametrize(("interval_s", "cut_off"), [(0.001, False), (60.0, True)])
+def test_how_often_a_client_may_ping_while_nothing_is_sent(interval_s, cut_off):
+    async def test(served):
+        options = [("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0)]
+        async with grpc.aio.insecure_channel(served.address, options) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(inference_pb2.GenerateRequest(text="hi"))
+            key = await served.submitted()
+            if cut_off:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                return
+            await asyncio.sleep(1)
+            served.engine.emit(key, b"x", finish=finish("length"), final=True)
+            assert (await call).completions[0].text == "x"
+
+    run(test, grpc_min_ping_interval=interval_s)
 
 
 @pytest.mark.parametrize("how", ["ok", "refused", "failed", "cancelled"])

@@ -1,9 +1,9 @@
 """Between the messages of llmsrv.v1 and the service's own values. No state, no I/O.
 
 A field that this version cannot honour is refused with its path, also one that only a newer client knows. Which
-fields those are stands in NOT_IMPLEMENTED; tests/unit/test_every_field.py walks every field of every request and finds it
-honoured or refused. Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does not
-depend on the RPC.
+fields those are stands in NOT_IMPLEMENTED; tests/unit/test_every_field.py walks all fields of all requests and finds
+each honoured or refused. Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does
+not depend on the RPC.
 """
 
 from collections.abc import Callable, Iterator, Sequence
