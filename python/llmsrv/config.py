@@ -365,6 +365,8 @@ class ServeConfig(EngineOptions):
         for name in times:
             if not 1e-3 <= getattr(self, name) <= TIMEOUT_MAX_S:
                 raise ValueError(f"{name}: must be from 1 ms to {TIMEOUT_MAX_S} s, not {getattr(self, name)} s")
+        if self.host == "unix:":
+            raise ValueError("host: unix: needs a path")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
 
