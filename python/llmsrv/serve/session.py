@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT_MAX = 1024
 FLUSH_ITEMS = 256  # at most in one message
 FLUSH_BYTES = 4 << 20  # a message that has reached this takes no more items
-REFUSALS_MAX = 1024  # while so many wait for the reader, nothing more is read from it
+# While so many refusals wait for the reader, or starts for the tokenizer, nothing more is read from it.
+REFUSALS_MAX = 1024
+STARTS_MAX = 16
 RETRY_S = 1.0
 
 Item = inference_pb2.GenerateSessionResponse.Item
@@ -62,7 +64,8 @@ class Session:
         self._ready: dict[str, None] = {}  # ids with news, in their order
         self._refusals: list[Item] = []
         self._news = asyncio.Event()
-        self._taken = asyncio.Event()
+        self._starting = 0
+        self._room = asyncio.Event()
         self._input = asyncio.create_task(self._read(requests))
         self._input.add_done_callback(lambda _: self._news.set())
 
@@ -88,9 +91,9 @@ class Session:
     async def _read(self, requests: AsyncIterator[inference_pb2.GenerateSessionRequest]) -> None:
         async for message in requests:
             self._act(message)
-            while len(self._refusals) >= REFUSALS_MAX:
-                self._taken.clear()
-                await self._taken.wait()
+            while len(self._refusals) >= REFUSALS_MAX or self._starting >= STARTS_MAX:
+                self._room.clear()
+                await self._room.wait()
 
     def _act(self, message: inference_pb2.GenerateSessionRequest) -> None:
         action = message.WhichOneof("action")
@@ -118,7 +121,9 @@ class Session:
             found = f"{IN_FLIGHT_MAX} requests of this session are in flight or not read to their end"
             raise ServiceError(Code.RESOURCE_EXHAUSTED, found, reason="SESSION_FULL", retry_delay_s=RETRY_S)
         member = self._members[request_id] = _Member(message.request.output)
+        self._starting += 1
         member.submission = asyncio.create_task(self._submit(request_id, member, message))
+        member.submission.add_done_callback(self._note_submission)
 
     def _cancel(self, request_id: str) -> None:
         """An id that is not in flight may have ended a moment ago: nothing is left to do then."""
@@ -141,6 +146,10 @@ class Session:
             return
         del self._members[request_id]
 
+    def _note_submission(self, _: object) -> None:
+        self._starting -= 1
+        self._room.set()
+
     # --- the server's side ---
 
     def _note(self, request_id: str) -> None:
@@ -154,7 +163,7 @@ class Session:
     async def _flush(self) -> list[Item]:
         """What has news, up to the size of one message."""
         items, self._refusals = self._refusals[:FLUSH_ITEMS], self._refusals[FLUSH_ITEMS:]
-        self._taken.set()
+        self._room.set()
         size = 0
         while self._ready and len(items) < FLUSH_ITEMS and size < FLUSH_BYTES:
             request_id = next(iter(self._ready))
