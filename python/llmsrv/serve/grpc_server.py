@@ -87,15 +87,13 @@ def _streaming(handler: Streaming) -> Streaming:
 
     @functools.wraps(handler)
     async def wrapped(self: Any, request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        clock = asyncio.get_running_loop().time
         try:
             with self._server.stalls.watched(context) as stream:
                 async with aclosing(handler(self, request, context)) as messages:
                     async for message in messages:
-                        await stream.begin()
-                        stream.waits_since = clock()
+                        await stream.give()
                         yield message
-                        stream.waits_since = None
+                        stream.note_taken()
             return
         except ServiceError as error:
             status = status_of(error)

@@ -1,8 +1,8 @@
 """Ends streams whose reader takes nothing: HTTP/2 stops their handler at `yield`, maybe for ever.
 
 grpc.aio accepts a status for a call whose message is still on its way; the client gets it when it reads again. The
-handler is cancelled after that, and lets go of its generations in `finally`. One task looks at all streams; a message
-costs two assignments.
+handler is cancelled after that, and lets go of its generations in `finally`. One task looks at all streams, several
+times before it ends one: a loop that was held up itself is no reason.
 """
 
 import asyncio
@@ -20,25 +20,39 @@ logger = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
 
-LOOKS = 4  # per limit
+LOOKS = 4  # per limit, at the same message
 STATUS_S = 0.05  # what the status gets to be on its way before the handler ends
 
 
 class WatchedStream:
-    """One call, and since when its reader has taken nothing."""
+    """One call, and whether its reader takes what it is given."""
 
     def __init__(self, context: Context, handler: "asyncio.Task[Any]") -> None:
         self.context = context
         self.handler = handler
-        self.waits_since: float | None = None
-        self._has_begun = False
+        self._messages = 0
+        self._waits = False
+        self._seen = (0, 0)  # a message that waited, and how often it was seen to
 
-    async def begin(self) -> None:
-        """Before the first message: the headers leave alone. Together with a message that is held up they would be so,
-        too, and a status cannot overtake them."""
-        if not self._has_begun:
-            self._has_begun = True
+    async def give(self) -> None:
+        """Before each message: from now on it waits for the reader.
+
+        The headers leave before the first: beside a message that waits they would wait, too, and so would a status.
+        """
+        if self._messages == 0:
             await self.context.send_initial_metadata(())
+        self._messages += 1
+        self._waits = True
+
+    def note_taken(self) -> None:
+        """After each message: it waits no more."""
+        self._waits = False
+
+    def look(self) -> int:
+        """How often the message that waits was seen to, this time included."""
+        message, times = self._seen
+        self._seen = (self._messages, (times if message == self._messages else 0) + self._waits)
+        return self._seen[1]
 
 
 class StallWatch:
@@ -63,7 +77,7 @@ class StallWatch:
 
     @contextmanager
     def watched(self, context: Context) -> Iterator[WatchedStream]:
-        """Watches the stream that the current task handles. It sets `waits_since` around each `yield`."""
+        """Watches the stream that the current task handles."""
         handler = asyncio.current_task()
         if handler is None:
             raise AssertionError("no task handles this call")
@@ -75,11 +89,9 @@ class StallWatch:
             self._streams.discard(stream)
 
     async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._limit_s / LOOKS)
-            late = loop.time() - self._limit_s
-            for stream in [each for each in self._streams if each.waits_since is not None and each.waits_since < late]:
+            for stream in [each for each in self._streams if each.look() > LOOKS]:
                 self._streams.discard(stream)
                 ending = asyncio.create_task(self._end(stream))
                 self._endings.add(ending)
