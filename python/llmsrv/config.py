@@ -142,6 +142,12 @@ def _option(
     return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
 
 
+def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
+    """An option that is a time."""
+    written = write_duration(default_s)
+    return _option(help_text, default_s, parser=parse_duration, writer=write_duration, written=written)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
@@ -325,26 +331,16 @@ class ServeConfig(EngineOptions):
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )
-    drain_withdrawal: float = _option(
-        "How long a drain still takes requests after health checks say NOT_SERVING, for load balancers to notice.",
-        0.0,
-        parser=parse_duration,
-        written="0s",
+    drain_withdrawal: float = _duration(
+        "How long a drain still takes requests after health checks say NOT_SERVING, for load balancers to notice.", 0.0
     )
-    stream_stall_timeout: float = _option(
-        "End a stream whose reader takes nothing for so long.", 60.0, parser=parse_duration, written="60s"
+    stream_stall_timeout: float = _duration(
+        "End a stream whose reader takes nothing for so long. Over HTTP the connection is cut.", 60.0
     )
-    grpc_keepalive_time: float = _option(
-        "Ping a gRPC connection that was silent for so long.", 30.0, parser=parse_duration, written="30s"
-    )
-    grpc_keepalive_timeout: float = _option(
-        "Close a gRPC connection whose answer to a ping takes longer.", 10.0, parser=parse_duration, written="10s"
-    )
-    grpc_min_ping_interval: float = _option(
-        "Close a gRPC connection whose client pings more often while nothing is sent.",
-        10.0,
-        parser=parse_duration,
-        written="10s",
+    grpc_keepalive_time: float = _duration("Ping a gRPC connection that was silent for so long.", 30.0)
+    grpc_keepalive_timeout: float = _duration("Close a gRPC connection whose answer to a ping takes longer.", 10.0)
+    grpc_min_ping_interval: float = _duration(
+        "Close a gRPC connection whose client pings more often while nothing is sent.", 10.0
     )
     channelz: bool = _option("Serve grpc.channelz.v1, which tells of all connections. Needs grpcio-channelz.", False)
 
