@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import sys
 from unittest.mock import Mock
 
 import grpc
@@ -12,9 +13,11 @@ from fakes import FakeOutput, core_error, finish
 from grpc_health.v1 import health_pb2
 from grpc_served import NOT_SERVING, SERVING, details, reason, run
 
+from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import Generation
 from llmsrv.serve.calls import INLINE_BYTES
+from llmsrv.serve.grpc_server import GrpcServer
 from llmsrv.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 
 
@@ -296,3 +299,13 @@ def test_a_request_is_freed_when_it_ends(how):
         run(test)
     finally:
         gc.enable()
+
+
+def test_channelz_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc_channelz.v1", None)
+
+    async def body():
+        with pytest.raises(ValueError, match=r"channelz: .*pip install"):
+            GrpcServer(ServeConfig(model="fake", channelz=True))
+
+    asyncio.run(body())

@@ -1,6 +1,7 @@
 """GenerateSession over a scripted engine: many requests on one stream, told apart by their ids."""
 
 import asyncio
+import gc
 from collections import defaultdict
 
 import grpc
@@ -11,7 +12,8 @@ from grpc_served import details, reason, run, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmsrv.errors import Code
+from llmsrv.errors import Code, ServiceError
+from llmsrv.generation import Generation
 from llmsrv.serve import session as session_module
 from llmsrv.v1 import inference_pb2
 
@@ -285,6 +287,41 @@ def test_a_slow_reader_gets_few_large_messages():
         assert client.messages < 80
 
     run(test)
+
+
+@pytest.mark.parametrize("how", ["ok", "refused", "failed", "cancelled", "cut"])
+def test_requests_are_freed_without_the_garbage_collector(how):
+    """While the session goes on, too: a gateway's never ends."""
+
+    async def test(served):
+        client = Client(served)
+        for i in range(5):
+            temperature = -1 if how == "refused" else 1
+            await client.send(start(f"r{i}", sampling={"temperature": temperature}))
+            if how != "refused":
+                key = await client.key(f"r{i}")
+            if how == "ok":
+                served.engine.emit(key, b"x", finish=finish("length"), final=True)
+            elif how == "failed":
+                error = core_error(Code.INTERNAL, "bad numbers")
+                served.engine.push([FakeOutput(key, error=error, final=True)])
+            elif how == "cancelled":
+                await client.send(cancel(f"r{i}"))
+            if how != "cut":
+                await client.read_until(lambda name=f"r{i}": name in client.ends)
+        if how == "cut":
+            client.call.cancel()
+        await until(lambda: not served.service.in_flight)
+        await asyncio.sleep(0.05)
+        assert [each for each in gc.get_objects() if isinstance(each, Generation | ServiceError)] == []
+        client.call.cancel()
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
 
 
 ACTIONS = st.lists(
