@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from grpc.aio import AbortError
+from grpc.aio import BaseError, InternalError
 
 from llmsrv.errors import Code, ServiceError
 from llmsrv.serve.status import abort, status_of
@@ -40,7 +40,10 @@ class WatchedStream:
         The headers leave before the first: beside a message that waits they would wait, too, and so would a status.
         """
         if self._messages == 0:
-            await self.context.send_initial_metadata(())
+            try:
+                await self.context.send_initial_metadata(())
+            except InternalError:  # the client is gone, and this task is about to hear of it
+                raise asyncio.CancelledError from None
         self._messages += 1
         self._waits = True
 
@@ -104,5 +107,5 @@ class StallWatch:
         aborting = asyncio.create_task(abort(stream.context, status))
         await asyncio.wait({aborting}, timeout=STATUS_S)
         stream.handler.cancel()
-        with suppress(AbortError):  # as in a handler, when the status is sent
+        with suppress(BaseError):  # as in a handler, when the status is sent, or when the client is gone
             await aborting
