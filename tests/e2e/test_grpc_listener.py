@@ -118,8 +118,9 @@ def test_channelz_is_there_when_it_is_asked_for(own_daemon, daemon):
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_message_may_have_64_mib_and_no_more(daemon):
+def test_a_message_may_have_64_mib_and_no_more(own_daemon):
     """A prompt of that size is refused for its length, by us; a larger message by gRPC, unread."""
+    daemon = own_daemon()
     for size, code, words in (
         (60 << 20, grpc.StatusCode.INVALID_ARGUMENT, "max_model_len"),
         (65 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max"),
