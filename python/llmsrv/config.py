@@ -17,6 +17,7 @@ T = TypeVar("T", bound="EngineOptions")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
+TIMEOUT_MAX_S = 1_000_000  # in ms it fits an int
 # What `--dtype` is when nothing is asked for.
 DEFAULT_DTYPE = "auto"
 # Tables of the configuration file, in the order in which they are shown.
@@ -27,6 +28,7 @@ _CHOICES = {
     "quantization": ("int8", "int4"),
     "kv_cache_dtype": ("bfloat16", "float32", "int8"),
     "preemption_mode": ("auto", "swap", "recompute"),
+    "generation_config": ("auto", "none"),
     "scheduling_policy": ("fcfs", "priority", "fair"),
 }
 _SERVE_CHOICES = {"log_format": ("text", "json"), "log_level": ("debug", "info", "warning", "error")}
@@ -141,6 +143,12 @@ def _option(
     return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
 
 
+def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
+    """An option that is a time."""
+    written = write_duration(default_s)
+    return _option(help_text, default_s, parser=parse_duration, writer=write_duration, written=written)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
@@ -221,6 +229,11 @@ class EngineOptions:
     )
     max_queued_requests: int = _option("Most waiting requests; the next one gets RESOURCE_EXHAUSTED.", 1024)
     max_queued_tokens: int = _option("Most prompt tokens of waiting requests together.", 1048576)
+    generation_config: str = _option(
+        "What a request leaves open of its sampling: auto (as the model's generation_config.json says), or none "
+        "(temperature 1, all tokens, no penalties).",
+        "auto",
+    )
     max_logprobs: int = _option("Most top_logprobs that a request may ask for.", 20)
     max_choices: int = _option("Most sequences (n) that a request may ask for.", 128)
     prefix_cache: bool = _option("Share the keys and values of equal prompt beginnings between requests.", True)
@@ -287,7 +300,7 @@ class ServeConfig(EngineOptions):
         _PERMISSION_MODES[0],
         table="orchestrator",
     )
-    host: str = _option("Address to listen on.", "127.0.0.1")
+    host: str = _option("Address to listen on, or unix:/path for a Unix socket.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
     http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
     http_port: int | None = _option(
@@ -337,6 +350,18 @@ class ServeConfig(EngineOptions):
         "http://127.0.0.1:4317. Needs the extra otel. Default: none.",
         None,
     )
+    drain_withdrawal: float = _duration(
+        "How long a drain still takes requests after health checks say NOT_SERVING, for load balancers to notice.", 0.0
+    )
+    stream_stall_timeout: float = _duration(
+        "End a stream whose reader takes nothing for so long. Over HTTP the connection is cut.", 60.0
+    )
+    grpc_keepalive_time: float = _duration("Ping a gRPC connection that was silent for so long.", 30.0)
+    grpc_keepalive_timeout: float = _duration("Close a gRPC connection whose answer to a ping takes longer.", 10.0)
+    grpc_min_ping_interval: float = _duration(
+        "Close a gRPC connection whose client pings more often while nothing is sent.", 10.0
+    )
+    channelz: bool = _option("Serve grpc.channelz.v1, which tells of all connections. Needs grpcio-channelz.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -349,8 +374,15 @@ class ServeConfig(EngineOptions):
         for name in ("port", "http_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
-        if self.drain_timeout < 0:
-            raise ValueError(f"drain_timeout: must not be negative, not {self.drain_timeout}")
+        for name in ("drain_timeout", "drain_withdrawal"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: must not be negative, not {getattr(self, name)}")
+        times = ("stream_stall_timeout", "grpc_keepalive_time", "grpc_keepalive_timeout", "grpc_min_ping_interval")
+        for name in times:
+            if not 1e-3 <= getattr(self, name) <= TIMEOUT_MAX_S:
+                raise ValueError(f"{name}: must be from 1 ms to {TIMEOUT_MAX_S} s, not {getattr(self, name)} s")
+        if self.host == "unix:":
+            raise ValueError("host: unix: needs a path")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
 

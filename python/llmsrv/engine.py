@@ -244,7 +244,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
         engine=Engine(core),
         tokenizer=tokenizer,
         chat_template=template,
-        defaults=_defaults(files, tell),
+        defaults=_defaults(files, tell) if config.generation_config == "auto" else SamplingParams(),
         eos_token_ids=eos_token_ids,
         vocab_size=files.spec.vocab_size,
         max_model_len=own_config.max_model_len,
@@ -331,7 +331,10 @@ def _default_name(model: str, path: Path) -> str:
 
 def _defaults(files: "ModelFiles", report: Report) -> SamplingParams:
     own = files.generation
-    for item in own.not_applied:
+    not_applied = list(own.not_applied)
+    if own.max_new_tokens is not None:
+        not_applied.append(f"max_new_tokens = {own.max_new_tokens}")
+    for item in not_applied:
         report(f"generation_config: {item} is not applied")
     return SamplingParams(
         temperature=own.temperature,

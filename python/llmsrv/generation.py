@@ -6,7 +6,7 @@ event loop's.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmsrv.errors import Code, ServiceError
@@ -91,11 +91,19 @@ class _Choice:
         self.finish: Finish | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Coalescing:
+    """How long a reader lets tokens be held back, so that it gets more of them at once."""
+
+    delay_s: float
+    tokens: int | None = None  # no longer when so many are held, of all sequences together
+
+
 class Generation:
     """An async iterator of updates. The caller must call close(), whatever happens.
 
     A reader that is slow finds all news since its last read merged into one update: at most one delta per sequence
-    waits.
+    waits. One that serves many generations need not wait for each: listen() tells it of news, take() gives them.
     """
 
     def __init__(
@@ -130,6 +138,10 @@ class Generation:
         self._failed_with: Code | None = None
         self.failure_reason = ""
         self._reader: asyncio.Future[None] | None = None
+        self._listener: Callable[[], object] | None = None
+        self._coalescing: Coalescing | None = None
+        self._timer: asyncio.TimerHandle | None = None  # while tokens are held back
+        self._due = False  # they have been held long enough
         self._started = False
         self._ended = False  # the reader has seen the end or the error
         self._closed = False
@@ -143,9 +155,30 @@ class Generation:
         """The next update. Raises ServiceError when the request failed; everything delivered before stays valid."""
         if self._ended:
             raise StopAsyncIteration
-        while not self._has_news():
+        while not self.has_news:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        return self.take()
+
+    def listen(self, tell: Callable[[], object]) -> None:
+        """Calls `tell` whenever there are news, until close(): for a reader that does not wait here."""
+        self._listener = tell
+        self._wake()
+
+    def coalesce(self, coalescing: Coalescing) -> None:
+        """Holds news back as it says, all but the first and the last. REQUIRES: nothing was read yet."""
+        self._coalescing = coalescing
+
+    @property
+    def has_news(self) -> bool:
+        """Whether take() has something to give."""
+        if self._ending is not None or self._error is not None:
+            return True
+        whole_prompt = not self._params.prompt_logprobs or len(self._prompt_logprobs) == len(self._prompt_ids)
+        return bool(self._pending) and whole_prompt and self._is_ripe()
+
+    def take(self) -> Update:
+        """All news since the last time. Raises ServiceError as __anext__ does. REQUIRES: has_news."""
         if self._error is not None and not self._pending:
             self._ended = True
             error, self._error = self._error, None
@@ -159,6 +192,8 @@ class Generation:
         """Gives up what has not ended; its blocks are free after the next step. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._listener = None
+            self._hold_no_longer()
             self._on_closed(self)
 
     @property
@@ -191,13 +226,15 @@ class Generation:
         """From arrival to the first token, if there is one."""
         return self._watch.first_token_s
 
-    def _has_news(self) -> bool:
-        if self._ending is not None or self._error is not None:
+    def _is_ripe(self) -> bool:
+        """Whether what waits need not wait for more. The first token never does."""
+        if self._coalescing is None or not self._started or self._due:
             return True
-        whole_prompt = not self._params.prompt_logprobs or len(self._prompt_logprobs) == len(self._prompt_ids)
-        return bool(self._pending) and whole_prompt
+        tokens = self._coalescing.tokens
+        return tokens is not None and sum(each.token_count for each in self._pending.values()) >= tokens
 
     def _take(self) -> Update:
+        self._hold_no_longer()
         prompt = None
         if not self._started:
             self._started = True
@@ -265,8 +302,25 @@ class Generation:
         return self._ending
 
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done() and self._has_news():
+        if not self.has_news:
+            if self._coalescing is not None and self._pending and self._timer is None and not self._closed:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._coalescing.delay_s, self._come_due)
+            return
+        if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+        if self._listener is not None:
+            self._listener()
+
+    def _come_due(self) -> None:
+        self._due = True
+        self._wake()
+
+    def _hold_no_longer(self) -> None:
+        self._due = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 async def collect(generation: Generation) -> RequestOutput:

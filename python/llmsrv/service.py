@@ -57,7 +57,7 @@ TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continu
 
 
 class State(Enum):
-    """Whether requests are taken. STALLED goes back to SERVING by itself; FAILED and DRAINED never do."""
+    """Whether requests are taken. Back to SERVING goes STALLED by itself, a drain by resume(), and FAILED never."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -104,6 +104,7 @@ class GenerationService:
         self._idle.set()
         self._outcomes: Counter[str] = Counter()
         self._drain_state: State | None = None
+        self._refuses = False  # a drain does, after its withdrawal
         self._failure: str | None = None
         self._queue = QueueDrain()
         self._closed = False
@@ -255,17 +256,34 @@ class GenerationService:
         """One sample of the engine."""
         return self._engine.stats()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests, waits for those in flight, aborts what is left after `timeout_s`."""
+    def announce_drain(self) -> None:
+        """Says that no more requests should come; they are still taken until drain()."""
         self._drain_state = State.DRAINING
+
+    async def drain(self, timeout_s: float | None, *, withdrawal_s: float = 0.0) -> None:
+        """Refuses new requests, waits for those in flight, aborts what is left after `timeout_s`.
+
+        For the first `withdrawal_s` they are still taken: who sends them has to hear of the drain first.
+        """
+        self.announce_drain()
+        if withdrawal_s and not self._refuses:
+            await asyncio.sleep(withdrawal_s)
+        self._refuses = True
         if not await self._becomes_idle(timeout_s):
             logger.warning("drain timeout: %d requests aborted", len(self._engine.abort_all()))
             if not await self._becomes_idle(ABORTED_READ_S):
                 logger.warning("drain timeout: %d callers did not read their last message", self._open)
         self._drain_state = State.DRAINED
 
+    def resume(self) -> None:
+        """Takes requests again. REQUIRES: no drain() is running. Raises ServiceError when the engine is gone."""
+        if self._failure is None and not self._closing.is_set():
+            self._drain_state, self._refuses = None, False
+        self._refuse_unless_serving()
+
     def stop_engine(self) -> None:
         """Ends everything in flight as aborted, and waits for the engine's threads. Any thread but the loop's."""
+        self._refuses = True
         self._drain_state = self._drain_state or State.DRAINING
         self._closing.set()
         self._engine.shutdown()
@@ -283,7 +301,7 @@ class GenerationService:
         self._workers.shutdown(wait=False)
         self._book_worker.shutdown(wait=False)
 
-    async def _becomes_idle(self, timeout_s: float) -> bool:
+    async def _becomes_idle(self, timeout_s: float | None) -> bool:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except asyncio.TimeoutError:
@@ -349,8 +367,8 @@ class GenerationService:
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:
             raise ServiceError(Code.UNAVAILABLE, f"the engine failed: {self._failure}", reason="ENGINE_FAILED")
-        if self._drain_state is not None:
-            raise ServiceError(Code.UNAVAILABLE, "the server is shutting down", reason="DRAINING", retry_delay_s=1.0)
+        if self._refuses:
+            raise ServiceError(Code.UNAVAILABLE, "the server is draining", reason="DRAINING", retry_delay_s=1.0)
 
     def _refuse_when_full(self) -> None:
         """Before anything is spent on a prompt: a refusal must not wait for the tokenizer."""

@@ -35,9 +35,9 @@ class Daemon:
         self.lines = []
         self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
-        listening = self.wait_for(r"listening on (\S+):(\d+)")
-        self.address = f"{listening[1]}:{listening[2]}"
-        self.port = int(listening[2])
+        listening = self.wait_for(r"listening on (unix:\S+|\S+:(\d+))")
+        self.address = listening[1]
+        self.port = int(listening[2] or 0)
         if "--http-port" in flags:
             self.http_port = int(self.wait_for(r"listening on https?://\S+:(\d+)")[1])
         self.channel = grpc.insecure_channel(self.address)

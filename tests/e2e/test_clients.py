@@ -39,6 +39,18 @@ def test_grpcurl_shows_the_details_of_an_error(daemon):
     assert "BadRequest" in result.stderr
 
 
+def test_grpcurl_shows_the_items_of_a_batch_and_of_a_session(daemon):
+    good = {"request_id": "good", "text": "Once", "stopping": {"max_tokens": 3}}
+    bad = {"request_id": "bad", "text": "x", "sampling": {"top_p": 3}}
+    batch = grpcurl(daemon, "-d", json.dumps({"requests": [good, bad]}), "llmsrv.v1.InferenceService/BatchGenerate")
+    starts = [json.dumps({"start": {"request": each}}) for each in (good, bad)]
+    session = grpcurl(daemon, "-d", " ".join(starts), "llmsrv.v1.InferenceService/GenerateSession")
+    for output in (batch.stdout, session.stdout):
+        assert "FINISH_REASON_LENGTH" in output
+        assert "google.rpc.BadRequest" in output
+        assert "sampling.top_p" in output
+
+
 @pytest.fixture(scope="session")
 def node_folder(tmp_path_factory):
     """The client with its packages, installed once and kept for the next run."""

@@ -3,92 +3,22 @@
 import asyncio
 import contextlib
 import gc
+import sys
 from unittest.mock import Mock
 
 import grpc
 import grpc.aio
 import pytest
-from fakes import FakeEngine, FakeOutput, core_error, fake_model, finish
-from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
+from fakes import FakeOutput, core_error, finish
+from grpc_health.v1 import health_pb2
+from grpc_served import NOT_SERVING, SERVING, details, reason, run
 
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
 from llmsrv.generation import Generation
-from llmsrv.serve.grpc_server import INLINE_BYTES, GrpcServer
-from llmsrv.service import GenerationService
-from llmsrv.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-class Served:
-    """A server in this loop, and stubs that call it."""
-
-    def __init__(self):
-        self.engine = FakeEngine()
-        self.server = GrpcServer(ServeConfig(model="fake", port=0))
-
-    async def __aenter__(self):
-        port = await self.server.start()
-        self.address = f"127.0.0.1:{port}"
-        self.channel = grpc.aio.insecure_channel(self.address)
-        self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
-        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
-        self.health = health_pb2_grpc.HealthStub(self.channel)
-        self.service = GenerationService(fake_model(self.engine))
-        await self.server.serve(self.service)
-        return self
-
-    async def __aexit__(self, *error):
-        await self.channel.close()
-        await self.server.stop(0)
-        await self.service.close()
-
-    async def submitted(self, count=1):
-        """Waits until the engine has so many requests; the key of the last."""
-        while len(self.engine.submitted) < count:
-            await asyncio.sleep(0.005)
-        return count
-
-    async def state(self):
-        return (await self.health.Check(health_pb2.HealthCheckRequest())).status
-
-    def stream(self, text="hi", **call):
-        request = inference_pb2.GenerateStreamRequest(request=inference_pb2.GenerateRequest(text=text))
-        return self.inference.GenerateStream(request, **call)
-
-
-def run(test):
-    async def body():
-        async with Served() as served:
-            await asyncio.wait_for(test(served), 20)
-
-    asyncio.run(body())
-
-
-def reason(error):
-    return details(error)["ErrorInfo"].reason
-
-
-def details(error):
-    """google.rpc details of a failed call, by name."""
-    unpacked = {}
-    for packed in rpc_status.from_call(_Call(error)).details:
-        message = getattr(error_details_pb2, packed.TypeName().rsplit(".", 1)[1])()
-        packed.Unpack(message)
-        unpacked[type(message).__name__] = message
-    return unpacked
-
-
-class _Call:
-    """from_call wants a synchronous call's face."""
-
-    def __init__(self, error):
-        self.code, self.details = error.code, error.details
-        self.trailing_metadata = lambda: error.trailing_metadata()
+from llmsrv.serve.calls import INLINE_BYTES
+from llmsrv.serve.grpc_server import GrpcServer
+from llmsrv.v1 import admin_pb2, inference_pb2, inference_pb2_grpc, types_pb2
 
 
 def test_an_engine_that_fails_in_mid_stream():
@@ -305,7 +235,7 @@ def test_a_reader_that_stalls_gets_few_large_messages():
             call = stub.GenerateStream(request)
             key = await served.submitted()
             for _ in range(400):
-                served.engine.emit(key, b"x" * 1000)
+                served.engine.push([FakeOutput(key, 0, list(b"x" * 1000))])
                 await asyncio.sleep(0.001)
             served.engine.emit(key, b"", finish=finish("length"), final=True)
             await asyncio.sleep(0.2)
@@ -314,6 +244,26 @@ def test_a_reader_that_stalls_gets_few_large_messages():
         assert len(messages) < 200
 
     run(test)
+
+
+@pytest.mark.parametrize(("interval_s", "cut_off"), [(0.001, False), (60.0, True)])
+def test_how_often_a_client_may_ping_while_nothing_is_sent(interval_s, cut_off):
+    async def test(served):
+        options = [("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0)]
+        async with grpc.aio.insecure_channel(served.address, options) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(inference_pb2.GenerateRequest(text="hi"))
+            key = await served.submitted()
+            if cut_off:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                return
+            await asyncio.sleep(1)
+            served.engine.emit(key, b"x", finish=finish("length"), final=True)
+            assert (await call).completions[0].text == "x"
+
+    run(test, grpc_min_ping_interval=interval_s)
 
 
 @pytest.mark.parametrize("how", ["ok", "refused", "failed", "cancelled"])
@@ -349,3 +299,13 @@ def test_a_request_is_freed_when_it_ends(how):
         run(test)
     finally:
         gc.enable()
+
+
+def test_channelz_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc_channelz.v1", None)
+
+    async def body():
+        with pytest.raises(ValueError, match=r"channelz: .*pip install"):
+            GrpcServer(ServeConfig(model="fake", channelz=True))
+
+    asyncio.run(body())

@@ -347,6 +347,35 @@ def test_limits_hold_over_both_protocols_together(tmp_path):
     run(tmp_path, test, keys=FILE + "requests_per_minute = 5\nmax_concurrent_streams = 2\n")
 
 
+def test_limits_hold_in_batches_and_sessions(tmp_path):
+    async def test(served):
+        def request(name):
+            return inference_pb2.GenerateRequest(text="hi", request_id=name)
+
+        session = served.inference.GenerateSession(metadata=metadata("user"))
+        for name in ("a", "b", "c"):
+            start = inference_pb2.GenerateStreamRequest(request=request(name))
+            await session.write(inference_pb2.GenerateSessionRequest(start=start))
+        (item,) = (await session.read()).items
+        assert (item.request_id, item.error.code) == ("c", grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert {each.tenant for each in served.engine.submitted.values()} == {"alice"}
+        session.cancel()
+        while served.service.in_flight:
+            await asyncio.sleep(0.005)
+
+        items = inference_pb2.BatchGenerateRequest(requests=[request(f"r{i}") for i in range(6)])
+        batch = served.inference.BatchGenerate(items, metadata=metadata("user"))
+        answers = []
+        while len(answers) < 6:  # it keeps within what its key may
+            await served.submitted(3 + len(answers))
+            served.engine.emit(min(served.engine.live), b"x", finish=finish("length"), final=True)
+            answers.append(await batch.read())
+            assert len(served.engine.live) <= 2
+        assert all(each.HasField("response") for each in answers)
+
+    run(tmp_path, test, keys=FILE + "max_concurrent_streams = 2\n")
+
+
 def test_tokens_count_prompts_and_answers(tmp_path):
     async def test(served):
         ask = asyncio.ensure_future(served.call("POST", "/v1/completions", {"prompt": "a" * 20}))

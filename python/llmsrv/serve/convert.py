@@ -1,9 +1,9 @@
 """Between the messages of llmsrv.v1 and the service's own values. No state, no I/O.
 
 A field that this version cannot honour is refused with its path, also one that only a newer client knows. Which
-fields those are stands in NOT_IMPLEMENTED; tests/unit/test_convert.py walks every field of every request and finds it
-honoured or refused. Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does not
-depend on the RPC.
+fields those are stands in NOT_IMPLEMENTED; tests/unit/test_every_field.py walks all fields of all requests and finds
+each honoured or refused. Paths start inside GenerateRequest, in a stream too, so that a client's handling of them does
+not depend on the RPC.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from llmsrv.errors import ServiceError, Violation
+from llmsrv.generation import Coalescing
 from llmsrv.params import (
     ChatPrompt,
     Completion,
@@ -32,7 +33,7 @@ from llmsrv.params import (
     Update,
     Usage,
 )
-from llmsrv.v1 import inference_pb2, types_pb2
+from llmsrv.v1 import admin_pb2, inference_pb2, types_pb2
 
 NOT_IMPLEMENTED = (
     "sampling.bad_words",
@@ -42,8 +43,9 @@ NOT_IMPLEMENTED = (
     "chat.tools",
     "chat.tool_choice",
 )
-NOT_IMPLEMENTED_STREAM = ("max_coalesce_delay", "max_coalesce_tokens")
 NOT_IMPLEMENTED_TOKENIZE = tuple(path for path in NOT_IMPLEMENTED if path.startswith("chat."))
+
+COALESCE_DELAY_MAX_S = 60.0
 
 _REASONS = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -78,8 +80,20 @@ def generation_request(message: inference_pb2.GenerateRequest) -> GenerationRequ
 def stream_request(message: inference_pb2.GenerateStreamRequest) -> GenerationRequest:
     """The same for a stream."""
     refuse_unknown(message)
-    _refuse_set(message.stream, NOT_IMPLEMENTED_STREAM, "stream.")
     return generation_request(message.request)
+
+
+def coalescing(options: inference_pb2.StreamOptions) -> Coalescing | None:
+    """How the stream is cut; None where each step is sent. Raises INVALID_ARGUMENT."""
+    delay_s = _seconds(options, "max_coalesce_delay") or 0.0
+    violations = []
+    if not 0 <= delay_s <= COALESCE_DELAY_MAX_S:
+        violations.append(Violation("stream.max_coalesce_delay", f"must be in 0..{COALESCE_DELAY_MAX_S:g} s"))
+    if options.max_coalesce_tokens and delay_s == 0:
+        violations.append(Violation("stream.max_coalesce_tokens", "needs max_coalesce_delay: nothing is held without"))
+    if violations:
+        raise ServiceError.invalid(violations)
+    return Coalescing(delay_s, options.max_coalesce_tokens or None) if delay_s else None
 
 
 def tokenize_prompt(message: inference_pb2.TokenizeRequest) -> TextPrompt | ChatPrompt:
@@ -92,6 +106,15 @@ def tokenize_prompt(message: inference_pb2.TokenizeRequest) -> TextPrompt | Chat
             [Violation("add_special_tokens", "is for text: a conversation has the template's special tokens only")]
         )
     return prompt
+
+
+def drain_timeout(message: admin_pb2.DrainRequest) -> float | None:
+    """Seconds, or None for no limit. Raises ServiceError as above."""
+    refuse_unknown(message)
+    timeout_s = _seconds(message, "timeout")
+    if timeout_s is not None and timeout_s < 0:
+        raise ServiceError.invalid([Violation("timeout", "must not be negative")])
+    return timeout_s
 
 
 def _text_or_chat(
@@ -182,8 +205,8 @@ def _seconds(message: Message, field: str) -> float | None:
     return None if length is None else length.seconds + length.nanos * 1e-9
 
 
-def _refuse_set(message: Message, paths: Sequence[str], prefix: str = "") -> None:
-    found = [prefix + place for path in paths for place in _places(message, path.split("."))]
+def _refuse_set(message: Message, paths: Sequence[str]) -> None:
+    found = [place for path in paths for place in _places(message, path.split("."))]
     if found:
         raise ServiceError.not_implemented(found)
 
@@ -213,9 +236,20 @@ def refuse_unknown(message: Message) -> None:
         raise ServiceError.not_implemented(found)
 
 
-def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
+def refuse_unknown_here(message: Message) -> None:
+    """The same for the message's own fields only: what is in it is checked item by item."""
+    found = list(_unknown_own(message, ""))
+    if found:
+        raise ServiceError.not_implemented(found)
+
+
+def _unknown_own(message: Message, prefix: str) -> Iterator[str]:
     unknown = UnknownFieldSet(message)
     yield from (f"{prefix}{unknown[i].field_number}" for i in range(len(unknown)))
+
+
+def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
+    yield from _unknown_own(message, prefix)
     for field, value in message.ListFields():
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue

@@ -142,7 +142,7 @@ class Daemon:
         self._weights = {**security.guard.weights, **self._config.tenant_weights}
         self._server = GrpcServer(self._config, security)
         self.port = await self._server.start()
-        report(f"listening on {self._config.host}:{self.port}")
+        report(f"listening on {self._server.address}")
         if self._config.http_port is not None:
             from llmsrv.serve.http_api.server import HttpServer
 
@@ -167,13 +167,13 @@ class Daemon:
             from llmsrv.serve.permissions import seal
 
             seal(self._config, report)
-        if self._server is not None:
-            await self._server.serve(self._service)
         if self._http is not None:
             await self._http.serve(self._service)
-        took = time.monotonic() - self._began
-        deployment = f" ({self._config.env})" if self._config.env else ""
-        report(f"serving {model.name} on {self._config.host}:{self.port}{deployment}, ready after {took:.2f} s")
+        if self._server is not None:
+            await self._server.serve(self._service)
+            took = time.monotonic() - self._began
+            deployment = f" ({self._config.env})" if self._config.env else ""
+            report(f"serving {model.name} on {self._server.address}{deployment}, ready after {took:.2f} s")
 
     def _note_end(self, record: "RequestRecord") -> None:
         log_request(record, "" if self._tracing is None else self._tracing.note(record))

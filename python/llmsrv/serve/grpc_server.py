@@ -13,8 +13,8 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -27,16 +27,22 @@ from grpc_reflection.v1alpha import reflection
 import llmsrv
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
-from llmsrv.generation import Generation, collect
-from llmsrv.params import GenerationRequest
+from llmsrv.generation import Generation
 from llmsrv.serve import convert
+from llmsrv.serve.batch import Batch
+from llmsrv.serve.calls import stream_part, submitted, submitted_stream, whole_answer
+from llmsrv.serve.channelz import add_channelz
+from llmsrv.serve.drain import Drainer, progress
 from llmsrv.serve.grpc_guard import GuardInterceptor
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.listener import Listener
 from llmsrv.serve.origins import GrpcOrigin
 from llmsrv.serve.recent_stats import recent_stats
 from llmsrv.serve.security import Security
+from llmsrv.serve.session import Session
+from llmsrv.serve.stall import StallWatch
 from llmsrv.serve.status import abort, internal_error, status_of
+from llmsrv.serve.unix_socket import room_for_socket, socket_path
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
@@ -50,26 +56,13 @@ from llmsrv.v1 import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
-OPTIONS = (
-    # Two servers on one port would share connections by chance: the second one must fail to start.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients may ping every 10 s while a long prefill sends nothing; without this they would be cut off for it.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-INLINE_BYTES = 32 << 10  # larger requests are converted beside the loop, so that they hold up nobody
 WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
 STOP_GRACE_S = 0.5
 
 Context = Any  # grpc.aio.ServicerContext, whose type parameters the generated code does not have
 StateSample = Any  # the core's StateStats: serve/ does not touch the core
 Unary = Callable[[Any, Any, Context], Awaitable[Any]]
-Streaming = Callable[[Any, Any, Context], AsyncIterator[Any]]
+Streaming = Callable[[Any, Any, Context], AsyncGenerator[Any, None]]
 
 
 def _unary(handler: Unary) -> Unary:
@@ -91,13 +84,17 @@ def _unary(handler: Unary) -> Unary:
 
 
 def _streaming(handler: Streaming) -> Streaming:
-    """The same for a handler that yields."""
+    """The same for a handler that yields, and an end for a reader that takes nothing."""
 
     @functools.wraps(handler)
-    async def wrapped(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+    async def wrapped(self: Any, request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         try:
-            async for message in handler(self, request, context):
-                yield message
+            with self._server.stalls.watched(context) as stream:
+                async with aclosing(handler(self, request, context)) as messages:
+                    async for message in messages:
+                        await stream.give()
+                        yield message
+                        stream.note_taken()
             return
         except ServiceError as error:
             status = status_of(error)
@@ -119,26 +116,36 @@ class GrpcServer(Listener):
         self.config = config
         self._security = security or Security(config)
         self.start_time = time.time()
+        self.address = ""  # once it listens
         self._health = HealthReporter(lambda: self.state)
+        self.drainer = Drainer(self._health.tell, config.drain_withdrawal)
+        self.stalls = StallWatch(config.stream_stall_timeout)
         guards = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
-        self._server = grpc.aio.server(interceptors=[GrpcOrigin(), *guards], options=OPTIONS)
+        self._server = grpc.aio.server(interceptors=[GrpcOrigin(), *guards], options=_options(config))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         descriptors = (inference_pb2, model_pb2, admin_pb2, health_pb2)
         names = [name for each in descriptors for name in _service_names(each)]
+        if config.channelz:
+            names.append(add_channelz(self._server))
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
 
     async def start(self) -> int:
-        """Listens and returns the port. Raises OSError when the address cannot be bound."""
-        address = f"{self.config.host}:{self.config.port}"
-        self._security.warn_of_exposure(self.config.host, self.config.port)
+        """Listens and returns the port, which says nothing on a Unix socket. Raises OSError when it cannot listen."""
+        host, path = self.config.host, socket_path(self.config.host)
+        self.address = host if path is not None else f"{host}:{self.config.port}"
+        self._security.warn_of_exposure(host, self.config.port)
         try:
-            port = self._security.add_grpc_port(self._server, address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from None
+            with room_for_socket(path):
+                port = self._security.add_grpc_port(self._server, self.address)
+        except (RuntimeError, OSError) as error:
+            raise OSError(f"cannot listen on {self.address}: {error}") from None
+        if path is None:
+            self.address = f"{host}:{port}"
         await self._health.start()
+        self.stalls.start()
         await self._server.start()
         return port
 
@@ -150,16 +157,13 @@ class GrpcServer(Listener):
     async def drain(self, timeout_s: float) -> None:
         """Health says NOT_SERVING, new requests are refused, running ones get `timeout_s`."""
         if self._service is not None:
-            draining = asyncio.ensure_future(self._service.drain(timeout_s))
-            await asyncio.sleep(0)  # lets drain() change the state, so that watchers hear of it first
-            await self._health.tell()
-            await draining
-            await self._health.tell()
+            await self.drainer.finish(self._service, timeout_s)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops listening. Open calls (health and stats watchers) are cut after the grace."""
         await self._health.stop()
         await self._server.stop(grace_s)
+        await self.stalls.stop()
 
 
 class _Inference(inference_pb2_grpc.InferenceServiceServicer):
@@ -169,47 +173,47 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     @_unary
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> Message:
         service = self._server.service
-        generation = await service.submit(await self._converted(convert.generation_request, request, context))
+        generation = await submitted(service, request, context.time_remaining())
         _close_when_done(context, generation)
-        asked, token_bytes = request.output, service.model.tokenizer.token_bytes
-        try:
-            result = await collect(generation)
-            if asked.logprobs or asked.prompt_logprobs:  # maybe many thousand records: built beside the loop
-                return await asyncio.to_thread(convert.generate_response, result, asked, token_bytes)
-            return convert.generate_response(result, asked, token_bytes)
-        finally:
-            generation.close()
+        return await whole_answer(service, generation, request.output)
 
     @_streaming
     async def GenerateStream(
         self, request: inference_pb2.GenerateStreamRequest, context: Context
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         service = self._server.service
-        generation = await service.submit(await self._converted(convert.stream_request, request, context))
+        generation = await submitted_stream(service, request, context.time_remaining())
         _close_when_done(context, generation)
-        asked, token_bytes = request.request.output, service.model.tokenizer.token_bytes
         try:
             async for update in generation:
-                facts = (update, generation.request_id, generation.model, asked, token_bytes)
-                if update.prompt is not None and asked.prompt_logprobs:
-                    yield await asyncio.to_thread(convert.stream_response, *facts)
-                else:
-                    yield convert.stream_response(*facts)
+                yield await stream_part(service, generation, update, request.request.output)
         finally:
             generation.close()
 
-    async def _converted(
-        self, convert_message: Callable[[Any], GenerationRequest], message: Message, context: Context
-    ) -> GenerationRequest:
+    @_streaming
+    async def BatchGenerate(
+        self, request: inference_pb2.BatchGenerateRequest, context: Context
+    ) -> AsyncGenerator[Message, None]:
+        convert.refuse_unknown_here(request)
+        batch = Batch(self._server.service, request.requests, context.time_remaining)
+        _close_when_done(context, batch)
         try:
-            if message.ByteSize() <= INLINE_BYTES:
-                request = convert_message(message)
-            else:
-                request = await asyncio.to_thread(convert_message, message)
-            return replace(request, deadline_s=context.time_remaining())
-        except ServiceError as error:
-            self._server.service.count_refusal(error)
-            raise
+            async for answer in batch.answers():
+                yield answer
+        finally:
+            batch.close()
+
+    @_streaming
+    async def GenerateSession(
+        self, requests: AsyncIterator[inference_pb2.GenerateSessionRequest], context: Context
+    ) -> AsyncGenerator[Message, None]:
+        session = Session(self._server.service, requests, context.time_remaining)
+        _close_when_done(context, session)
+        try:
+            async for message in session.messages():
+                yield message
+        finally:
+            session.close()
 
     @_unary
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> Message:
@@ -243,18 +247,6 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     @_unary
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> Message:
         raise _no_rpc("Embed")
-
-    @_streaming
-    async def BatchGenerate(
-        self, request: inference_pb2.BatchGenerateRequest, context: Context
-    ) -> AsyncIterator[Message]:
-        raise _no_rpc("BatchGenerate")
-        yield
-
-    @_streaming
-    async def GenerateSession(self, requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
-        raise _no_rpc("GenerateSession")
-        yield
 
 
 class _Models(model_pb2_grpc.ModelServiceServicer):
@@ -321,7 +313,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.GetStatsResponse(stats=self._stats())
 
     @_streaming
-    async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncIterator[Message]:
+    async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncGenerator[Message, None]:
         convert.refuse_unknown(request)
         interval_s = request.interval.ToMilliseconds() / 1000 if request.HasField("interval") else WATCH_DEFAULT_S
         if interval_s < WATCH_MIN_S:
@@ -329,7 +321,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         while True:
             stats = self._stats()
             yield admin_pb2.WatchStatsResponse(stats=stats)
-            if self._server.state is State.DRAINED:
+            if self._server.state is State.DRAINED and self._server.drainer.finishing:
                 return
             await asyncio.sleep(interval_s)
 
@@ -344,13 +336,18 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.AbortResponse(aborted_request_ids=aborted)
 
     @_streaming
-    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncIterator[Message]:
-        raise _no_rpc("Drain")
-        yield
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> AsyncGenerator[Message, None]:
+        service = self._server.service
+        self._server.drainer.begin(service, convert.drain_timeout(request))
+        async for state, in_flight in progress(service):
+            yield admin_pb2.DrainResponse(state=_STATES[state], in_flight=in_flight)
 
     @_unary
     async def Resume(self, request: admin_pb2.ResumeRequest, context: Context) -> Message:
-        raise _no_rpc("Resume")
+        convert.refuse_unknown(request)
+        service = self._server.service
+        await self._server.drainer.resume(service)
+        return admin_pb2.ResumeResponse(state=_STATES[service.state])
 
     @_unary
     async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
@@ -404,9 +401,9 @@ _STATES = {
 }
 
 
-def _close_when_done(context: Context, generation: Generation) -> None:
+def _close_when_done(context: Context, owner: Generation | Batch | Session) -> None:
     """For the call whose handler is never resumed. grpc.aio keeps the callback until the garbage collector comes by."""
-    held = weakref.ref(generation)
+    held = weakref.ref(owner)
 
     def close(_: object) -> None:
         found = held()
@@ -424,6 +421,25 @@ def _state_stats(stats: StateSample) -> admin_pb2.SequenceStateStats:
 
 def _no_rpc(name: str) -> ServiceError:
     return ServiceError(Code.UNIMPLEMENTED, f"{name} is not implemented in this version", reason="RPC_NOT_IMPLEMENTED")
+
+
+def _options(config: ServeConfig) -> list[tuple[str, int]]:
+    return [
+        # Two servers on one port would share connections by chance: the second one must fail to start.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        # Clients may ping while a long prefill sends nothing; without this they would be cut off for it.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(config.grpc_min_ping_interval)),
+        ("grpc.keepalive_time_ms", _ms(config.grpc_keepalive_time)),
+        ("grpc.keepalive_timeout_ms", _ms(config.grpc_keepalive_timeout)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _service_names(module: Any) -> list[str]:  # noqa: ANN401

@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 
 from llmsrv.errors import Code, ServiceError
 from llmsrv.serve.convert import duration
+from llmsrv.v1 import types_pb2
 
 DOMAIN = "llmsrv"
 # Peers drop trailers over 8 KiB: these keep the whole status, percent- and base64-encoded, below.
@@ -39,6 +40,11 @@ def status_of(error: ServiceError) -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=duration(error.retry_delay_s)))
     message = _cut(error.message, MAX_MESSAGE_BYTES)
     return status_pb2.Status(code=error.code.value, message=message, details=[_packed(each) for each in details])
+
+
+def item_status(error: ServiceError) -> types_pb2.ItemStatus:
+    """The same for one item of a batch or a session: our message has the wire format of google.rpc.Status."""
+    return types_pb2.ItemStatus.FromString(status_of(error).SerializeToString())
 
 
 async def abort(context: "grpc.aio.ServicerContext", status: status_pb2.Status) -> NoReturn:  # type: ignore[type-arg]

@@ -93,7 +93,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchStats(self, request, context):
-        """Sends samples of the engine until cancelled.
+        """Sends samples of the engine until cancelled, or the server shuts down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,14 +107,17 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking requests, waits for those in flight, reports as they go.
+        """Stops taking requests, waits for those in flight, reports as they go. Ends
+        when the server is drained, or takes requests again. Who cancels the call
+        stops looking, not the drain; another call sets another timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes requests again.
+        """Takes requests again, also in the middle of a drain. FAILED_PRECONDITION
+        while the server shuts down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

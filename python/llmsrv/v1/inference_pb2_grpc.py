@@ -31,7 +31,8 @@ class InferenceServiceStub(object):
     call or passing its deadline frees the request's memory at the next step; a
     request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
     RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
-    QUEUE_TIMEOUT.
+    QUEUE_TIMEOUT; without one and with the reason STREAM_STALLED it ends a
+    stream whose client read nothing for too long.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.
@@ -86,7 +87,8 @@ class InferenceServiceServicer(object):
     call or passing its deadline frees the request's memory at the next step; a
     request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
     RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
-    QUEUE_TIMEOUT.
+    QUEUE_TIMEOUT; without one and with the reason STREAM_STALLED it ends a
+    stream whose client read nothing for too long.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.
@@ -107,14 +109,17 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def BatchGenerate(self, request, context):
-        """Generates for many prompts; each result comes as soon as it is done.
+        """Generates for many prompts; each result comes as soon as it is done. As
+        many are in flight as keep the server busy, and no more: a batch alone does
+        not fill the queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateSession(self, request_iterator, context):
-        """Many requests over one stream, one message per flush for all of them.
+        """Many requests over one stream, one message per flush for all of them. Ends
+        when the client has half-closed and the last request has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,7 +198,8 @@ class InferenceService(object):
     call or passing its deadline frees the request's memory at the next step; a
     request that cannot meet its deadline any more is DEADLINE_EXCEEDED before.
     RESOURCE_EXHAUSTED comes with a RetryInfo and the reason QUEUE_FULL or
-    QUEUE_TIMEOUT.
+    QUEUE_TIMEOUT; without one and with the reason STREAM_STALLED it ends a
+    stream whose client read nothing for too long.
     A field that breaks a rule or is not implemented is named by its path inside
     GenerateRequest, for example sampling.top_p, whichever call carries it; one
     that only a newer API knows is named by its number.

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,7 @@ from llmsrv.service import GenerationService, State
 
 logger = logging.getLogger(__name__)
 
+REQUEST_ID = "x-request-id"
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 DEAD_STATES = (State.STALLED, State.FAILED)
 
@@ -126,13 +128,13 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         asked = await self._asked(request, ChatFields, convert.chat_request)
         kind = ChatStream if asked.stream else ChatAnswer
-        answer = kind(_answer_id("chatcmpl"), self._model_name, asked, self._token_bytes)
+        answer = kind(self._answer_id(request, "chatcmpl"), self._model_name, asked, self._token_bytes)
         return await self._answered(request, answer)
 
     @_handler
     async def complete(self, request: Request) -> Response:
         asked = await self._asked(request, CompletionFields, convert.completion_request)
-        answer = TextAnswer(_answer_id("cmpl"), self._model_name, asked, self._token_bytes)
+        answer = TextAnswer(self._answer_id(request, "cmpl"), self._model_name, asked, self._token_bytes)
         return await self._answered(request, answer)
 
     async def _asked(
@@ -150,6 +152,17 @@ class _Handlers:
             raise
         return asked
 
+    def _answer_id(self, request: Request, kind: str) -> str:
+        """The client's own, or a new one: what it is called in logs and by Abort, too."""
+        given = request.headers.get(REQUEST_ID)
+        if given is None:
+            return f"{kind}-{secrets.token_hex(12)}"
+        if not re.fullmatch(r"[!-~]{1,200}", given):
+            error = ServiceError.invalid([Violation(REQUEST_ID, "must be 1 to 200 visible ASCII characters")])
+            self._listener.service.count_refusal(error)
+            raise error
+        return given
+
     async def _refused(self, asked: Asked | None, violations: list[Violation]) -> ServiceError:
         """Everything that is wrong with a body: what stands in `violations`, and what the service finds elsewhere."""
         if asked is not None and asked.requests:
@@ -164,7 +177,7 @@ class _Handlers:
         if answer.asked.stream:
             return await unless_gone(request.receive, _stream(service, answer))
         body = await unless_gone(request.receive, _whole(service, answer))
-        return Response(body, headers={"x-request-id": answer.id}, media_type="application/json")
+        return Response(body, headers={REQUEST_ID: answer.id}, media_type="application/json")
 
     # --- models ---
 
@@ -319,10 +332,6 @@ def _prompt_name(asked: Asked, number: int) -> str:
 def _is_named(field: str, named: Sequence[str]) -> bool:
     """Whether the field, a part of it or the whole that it is a part of is among those named."""
     return any(field.startswith(each) or each.startswith(field) for each in named)
-
-
-def _answer_id(kind: str) -> str:
-    return f"{kind}-{secrets.token_hex(12)}"
 
 
 def _json(body: dict[str, object], status: int = 200) -> Response:

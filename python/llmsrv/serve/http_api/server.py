@@ -21,9 +21,8 @@ BACKLOG = 2048
 HEADER_BYTES_MAX = 64 << 10
 # Clients keep idle connections for a minute or less: the one who closes first should be the client.
 KEEP_ALIVE_S = 75
+KEEP_IDLE_MAX_S = 32767  # the kernel's
 STOP_GRACE_S = 1
-# A peer that is gone without a word, or that reads nothing of what waits for it, is cut off after so long.
-SILENT_S = 60
 
 
 class HttpServer(Listener):
@@ -37,6 +36,7 @@ class HttpServer(Listener):
         super().__init__()
         self._security = security or Security(config)
         self._host, self._port = config.http_host, config.http_port or 0
+        self._silent_s = config.stream_stall_timeout
         guard, origins = self._security.guard, parse_origins(config.cors_origins)
         settings = uvicorn.Config(
             api(self, guarded(guard, origins)),
@@ -61,7 +61,7 @@ class HttpServer(Listener):
     async def start(self) -> int:
         """Listens and returns the port. Raises OSError when the address cannot be bound."""
         self._security.warn_of_exposure(self._host, self._port)
-        bound = _bound(self._host, self._port)
+        bound = _bound(self._host, self._port, self._silent_s)
         self._task = asyncio.create_task(self._server.serve([bound]))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.001)
@@ -86,8 +86,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that shares its port with nobody."""
+def _bound(host: str, port: int, silent_s: float) -> socket.socket:
+    """A socket that shares its port with nobody.
+
+    A peer that is gone without a word, or that reads nothing of what waits for it, is cut off after `silent_s`.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -96,9 +99,9 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not the port of one that listens
         # Connections inherit these.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 2)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(int(silent_s / 2), 1), KEEP_IDLE_MAX_S))
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(int(silent_s * 1000), 1))
         bound.bind(address)
         bound.listen(BACKLOG)
     except OSError as error:
