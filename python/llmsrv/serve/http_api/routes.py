@@ -37,6 +37,7 @@ from llmsrv.serve.http_api.fields import (
     TokenizeFields,
     read_fields,
 )
+from llmsrv.serve.http_api.openapi import document
 from llmsrv.serve.http_api.stats import stats
 from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
 from llmsrv.serve.listener import Listener
@@ -68,6 +69,7 @@ def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
         Route("/ready", handlers.ready, methods=["GET"]),
         Route("/version", handlers.version, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
+        Route("/openapi.json", handlers.openapi, methods=["GET"], include_in_schema=False),
         # For people; what the second says changes as the first one needs.
         Route("/", handlers.dashboard, methods=["GET"], include_in_schema=False),
         Route("/stats", handlers.stats, methods=["GET"], include_in_schema=False),
@@ -270,6 +272,10 @@ class _Handlers:
     @_handler
     async def stats(self, request: Request) -> Response:
         return _json(stats(self._listener))
+
+    @_handler
+    async def openapi(self, request: Request) -> Response:
+        return _json(document(request.app.routes))
 
 
 async def _stream(service: GenerationService, answer: Answer) -> EventStream:
