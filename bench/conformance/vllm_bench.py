@@ -98,13 +98,14 @@ def main():
             with Recorder(daemon.http_target) as recorder:
                 found = run_client(options.home, recorder.port, folder, name, arguments, options.requests)
             usages = check(recorder.answers)
-            streams = [json.loads(each.asked) for each in recorder.answers if each.asked]
+            streams = [json.loads(each.asked) for each in recorder.answers if b"prompt" in each.asked]
             ids = sum(isinstance(each["prompt"], list) for each in streams)
             # Its first requests are trials, which its figures leave out.
             generated = sum(each["completion_tokens"] for each in usages[-found["completed"] :])
             report.add(
                 f"{name}: {found['completed']} completed, {found['failed']} failed, {len(recorder.answers)} answers "
-                f"checked, {ids} prompts of token ids, {found['total_output_tokens']} tokens by the client, {generated} by the answers",
+                f"checked, {ids} prompts of ids; {found['total_output_tokens']} tokens by the client, {generated} "
+                "by the answers",
                 dataset=name,
                 completed=found["completed"],
                 failed=found["failed"],
