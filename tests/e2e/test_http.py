@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 
-import pytest
 from bad_json import BAD
 from daemons import Daemon, request
 from http_client import JSON, call, events_of, get, post
@@ -46,21 +45,6 @@ def test_probes_and_metrics(daemon):
     answers = {path: get(daemon.http_port, path) for path in ("/health", "/ready", "/version", "/metrics")}
     assert {each.status for each in answers.values()} == {200}
     assert b"llmsrv:num_requests_running" in answers["/metrics"].body
-
-
-@pytest.fixture
-def canary(daemon):
-    """A long stream beside the test: its text must be the same as alone."""
-    alone = post(daemon.http_port, "/v1/completions", LONG).json["choices"][0]["text"]
-    found = []
-    streamed = {**LONG, "stream": True}
-    beside = threading.Thread(target=lambda: found.append(post(daemon.http_port, "/v1/completions", streamed)))
-    beside.start()
-    yield
-    beside.join(60)
-    *chunks, done = events_of(found[0].body)
-    assert done == "[DONE]"
-    assert "".join(each["choices"][0]["text"] for each in chunks) == alone
 
 
 BAD_VALUES = {
