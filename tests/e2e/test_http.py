@@ -1,8 +1,7 @@
-"""The daemon over HTTP, as curl and hostile clients see it, and its life."""
+"""The daemon over HTTP, as hostile clients see it, and its life."""
 
 import asyncio
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,28 +16,6 @@ from http_client import JSON, call, events_of, get, post
 from prometheus_client.parser import text_string_to_metric_families
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-
-
-def curl(daemon, path, *arguments):
-    program = shutil.which("curl")
-    assert program, "curl is not installed"
-    command = [program, "-sS", "-N", f"http://127.0.0.1:{daemon.http_port}{path}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-def test_curl(daemon):
-    assert json.loads(curl(daemon, "/v1/models"))["data"][0]["id"] == "smol"
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "stream": True})
-    *chunks, done = events_of(curl(daemon, "/v1/chat/completions", "--json", body).encode())
-    assert done == "[DONE]"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_curl_hears_of_a_body_that_is_too_large(daemon, tmp_path):
-    large = tmp_path / "body"
-    large.write_bytes(b'{"prompt": "' + b"x" * 50_000_000 + b'"}')
-    arguments = ("-H", "Content-Type: application/json", "--data-binary", f"@{large}")
-    assert json.loads(curl(daemon, "/v1/completions", *arguments))["error"]["code"] == "body_too_large"
 
 
 def test_probes_and_metrics(daemon):

@@ -1,5 +1,5 @@
-"""Bodies that no client should send: each is refused with a 4xx, the connection goes on, and the streams beside them are
-bit for bit what they are alone."""
+"""Bodies that no client should send: each is refused with a 4xx, the connection goes on, and so do the streams beside
+them, bit for bit as they are alone."""
 
 import http.client
 import json
