@@ -3,17 +3,14 @@
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 
 from bad_json import BAD
 from daemons import Daemon, request
 from http_client import JSON, call, events_of, get, post
-from prometheus_client.parser import text_string_to_metric_families
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
@@ -59,37 +56,6 @@ def test_hostile_bodies_are_refused_and_hurt_nobody(daemon, canary):
     for body in (b'{"prompt": "' + b"x" * (9 << 20), b"[" * (20 << 20)):
         assert call(daemon.http_port, "POST", "/v1/completions", body, JSON).status == 413
     assert get(daemon.http_port, "/health").status == 200
-
-
-def counted(daemon):
-    """Requests by outcome, and how many of them had a first token, as Prometheus would read them."""
-    families = text_string_to_metric_families(get(daemon.http_port, "/metrics").body.decode())
-    samples = [sample for family in families for sample in family.samples]
-    found = Counter({each.labels["outcome"]: each.value for each in samples if "outcome" in each.labels})
-    found["first tokens"] = sum(
-        each.value for each in samples if each.name == "llmsrv:time_to_first_token_seconds_count"
-    )
-    return found
-
-
-def test_the_counters_of_both_protocols_are_the_truth(daemon):
-    before = counted(daemon)
-    stop = daemon.inference.Generate(request(max_tokens=8)).completions[0].text[-3:]
-    for _ in range(4):
-        daemon.inference.Generate(request(max_tokens=8))
-    for _ in range(5):
-        answer = post(daemon.http_port, "/v1/completions", {**LONG, "stop": stop})
-        assert answer.json["choices"][0]["finish_reason"] == "stop"
-        assert post(daemon.http_port, "/v1/completions", {**LONG, "temperature": -1}).status == 400
-    for _ in range(5):
-        with socket.create_connection(("127.0.0.1", daemon.http_port)) as client:
-            body = json.dumps({**LONG, "max_tokens": 900, "stream": True}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
-    daemon.wait_until_idle()
-    expected = {"length": 5, "stop": 5, "INVALID_ARGUMENT": 5, "CANCELLED": 5, "first tokens": 15}
-    assert counted(daemon) - before == expected
 
 
 def test_both_protocols_drain_on_sigterm(smollm2_path):

@@ -55,9 +55,10 @@ F = TypeVar("F", bound=Fields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
-def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
-    """The application. `middleware`: what a request passes before it comes to its route, the outermost first."""
-    handlers = _Handlers(listener)
+def api(listener: Listener, middleware: Sequence[Middleware] = (), *, vllm_names: bool = False) -> Starlette:
+    """The application. `middleware`: what a request passes before it comes to its route, the outermost first.
+    `vllm_names`: of /metrics."""
+    handlers = _Handlers(listener, vllm_names)
     routes = [
         Route("/v1/models", handlers.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", handlers.get_model, methods=["GET"]),
@@ -120,8 +121,9 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 class _Handlers:
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, vllm_names: bool) -> None:
         self._listener = listener
+        self._vllm_names = vllm_names
         self._created = int(time.time())
 
     # --- generation ---
@@ -262,7 +264,7 @@ class _Handlers:
 
     @_handler
     async def metrics(self, request: Request) -> Response:
-        text = exposition(self._listener.service)
+        text = exposition(self._listener.service, vllm_names=self._vllm_names)
         return Response(text, media_type=CONTENT_TYPE)
 
     @_handler
