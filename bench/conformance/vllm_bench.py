@@ -24,14 +24,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import msgspec
 from daemon import Daemon
 from openai_shapes import check_answer, check_stream
 from recorder import Recorder
 from report import Report
 
+from llmsrv.serve.http_api import answer_fields
+
 NAME = "smollm2-135m"
 HOME = Path.home() / ".cache/llmsrv/peers"
 SEED = 0
+OWN = {"/tokenize": answer_fields.Tokenized, "/detokenize": answer_fields.Detokenized}  # the client asks for these, too
 
 
 def trace_file(folder, count):
@@ -65,16 +69,21 @@ def run_client(home, port, folder, name, arguments, count):
 
 
 def check(answers):
-    """The usages of all streams among the answers, each of the right shape."""
-    usages = []
+    """(how many answers have a shape that is known, and have it; the usages of all streams among them)"""
+    checked, usages = 0, []
     for each in answers:
         if each.status != 200 or not each.whole:
             raise RuntimeError(f"{each.path}: status {each.status}, whole: {each.whole}: {each.body[:500]!r}")
         if each.content_type.startswith("text/event-stream"):
             usages.append(check_stream(each.body)[-1]["usage"])
+        elif each.path in OWN:
+            msgspec.json.decode(each.body, type=OWN[each.path], strict=True)
         elif each.path.startswith("/v1/"):
             check_answer(each.body)
-    return usages
+        else:
+            continue
+        checked += 1
+    return checked, usages
 
 
 def main():
@@ -97,19 +106,19 @@ def main():
         for name, arguments in runs.items():
             with Recorder(daemon.http_target) as recorder:
                 found = run_client(options.home, recorder.port, folder, name, arguments, options.requests)
-            usages = check(recorder.answers)
-            streams = [json.loads(each.asked) for each in recorder.answers if b"prompt" in each.asked]
+            checked, usages = check(recorder.answers)
+            streams = [json.loads(each.asked) for each in recorder.answers if each.path == "/v1/completions"]
             ids = sum(isinstance(each["prompt"], list) for each in streams)
             # Its first requests are trials, which its figures leave out.
             generated = sum(each["completion_tokens"] for each in usages[-found["completed"] :])
             report.add(
-                f"{name}: {found['completed']} completed, {found['failed']} failed, {len(recorder.answers)} answers "
+                f"{name}: {found['completed']} completed, {found['failed']} failed, {checked} answers "
                 f"checked, {ids} prompts of ids; {found['total_output_tokens']} tokens by the client, {generated} "
                 "by the answers",
                 dataset=name,
                 completed=found["completed"],
                 failed=found["failed"],
-                checked=len(recorder.answers),
+                checked=checked,
                 token_prompts=ids,
                 client_tokens=found["total_output_tokens"],
                 answered_tokens=generated,

@@ -12,6 +12,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 import llmsrv
+from llmsrv.serve.auth import OPEN_PATHS
 from llmsrv.serve.http_api import answer_fields as answers
 from llmsrv.serve.http_api.fields import (
     NOT_IMPLEMENTED,
@@ -32,7 +33,8 @@ REFUSED = {
     413: "The body is too large.",
     415: "The body is not application/json.",
 }
-FULL = {429: "Too many requests wait; `retry-after` says when to come again."}
+FULL = {429: "Too many requests wait, or the key's limits are used up; `retry-after` says when to come again."}
+UNKNOWN = {401: "A key is needed, or the one that was sent is none.", 403: "The key does not allow it.", **FULL}
 FAILED = {500: "A bug.", 503: "The model is loading, or the server is shutting down or has failed."}
 LATE = {504: "The deadline has passed."}
 DEAD = "The server cannot do that now."
@@ -91,14 +93,14 @@ OPERATIONS: Mapping[str, Operation] = {
         body=ChatFields,
         answer=answers.ChatCompletion,
         event=answers.ChatCompletionChunk,
-        failures={**REFUSED, **FULL, **FAILED, **LATE},
+        failures={**REFUSED, **FAILED, **LATE},
     ),
     "/v1/completions": Operation(
         summary="Continue text or token ids.",
         body=CompletionFields,
         answer=answers.Completion,
         event=answers.CompletionChunk,
-        failures={**REFUSED, **FULL, **FAILED, **LATE},
+        failures={**REFUSED, **FAILED, **LATE},
     ),
     "/tokenize": Operation(
         summary="Text or a conversation to token ids.",
@@ -131,7 +133,10 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "llmsrv", "version": llmsrv.__version__, "description": "OpenAI's API, and probes."},
         "paths": paths,
-        "components": {"schemas": _schemas(OPERATIONS[path] for path in paths)},
+        "components": {
+            "schemas": _schemas(OPERATIONS[path] for path in paths),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -144,7 +149,9 @@ def _path_item(route: Route) -> Schema:
     operation = OPERATIONS[path]
     methods = sorted((route.methods or set()) - {"HEAD"})
     names = route.param_convertors
-    made: Schema = {each.lower(): _operation(operation, f"{route.name}_{each.lower()}") for each in methods}
+    made: Schema = {
+        each.lower(): _operation(operation, f"{route.name}_{each.lower()}", path not in OPEN_PATHS) for each in methods
+    }
     if names:
         made["parameters"] = [
             {"name": each, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -153,19 +160,22 @@ def _path_item(route: Route) -> Schema:
     return made
 
 
-def _operation(operation: Operation, name: str) -> Schema:
+def _operation(operation: Operation, name: str, guarded: bool) -> Schema:
     content: Schema = {TEXT: {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {JSON: {"schema": _reference(operation.answer)}}
     if operation.event is not None:
         content[EVENTS] = {"x-event-schema": _reference(operation.event)}  # OpenAPI 3.1 has no word for it
     responses: Schema = {"200": {"description": "Done.", "content": content}}
-    for status, text in sorted(operation.failures.items()):
+    failures = {**operation.failures, **(UNKNOWN if guarded else {})}
+    for status, text in sorted(failures.items()):
         responses[str(status)] = {
             "description": text,
             "content": {JSON: {"schema": _reference(operation.failed)}},
         }
     made: Schema = {"operationId": name, "summary": operation.summary, "responses": responses}
+    if guarded:
+        made["security"] = [{}, {"key": []}]  # where the server has keys
     if operation.body is not None:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.body)}}}
     return made
