@@ -58,6 +58,13 @@ def test_hostile_bodies_are_refused_and_hurt_nobody(daemon, canary):
     assert get(daemon.http_port, "/health").status == 200
 
 
+def test_a_templates_variable_may_have_any_name(daemon):
+    names = ("self", "source", "context", "loop", "range", "namespace", "raise_exception", "", "a b", "__class__")
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    answer = post(daemon.http_port, "/v1/chat/completions", {**body, "chat_template_kwargs": dict.fromkeys(names, 1)})
+    assert answer.status == 200, answer.body
+
+
 def test_both_protocols_drain_on_sigterm(smollm2_path):
     flags = ("--model", str(smollm2_path), "--max-model-len", "1024", "--http-port", "0")
     daemon = Daemon(*flags)
