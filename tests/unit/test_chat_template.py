@@ -38,9 +38,7 @@ def test_tools_and_further_variables_reach_the_template():
     assert text == json.dumps(tools, ensure_ascii=False) + "False<bos>"
 
 
-@pytest.mark.parametrize(
-    "name", ["self", "variables", "context", "loop", "range", "", "a b", "__class__", "é"]
-)
+@pytest.mark.parametrize("name", ["self", "variables", "context", "loop", "range", "", "a b", "__class__", "é"])
 def test_a_variable_may_have_any_name(name):
     assert render(CHATML, **{name: 1}) == render(CHATML)
 
