@@ -37,6 +37,7 @@ FULL = {429: "Too many requests wait, or the key's limits are used up; `retry-af
 UNKNOWN = {401: "A key is needed, or the one that was sent is none.", 403: "The key does not allow it.", **FULL}
 FAILED = {500: "A bug.", 503: "The model is loading, or the server is shutting down or has failed."}
 LATE = {504: "The deadline has passed."}
+TWICE = {409: "The x-request-id is that of a request in flight."}
 DEAD = "The server cannot do that now."
 
 # What is checked beyond the type, by the field's name; tests/e2e/test_openapi.py tries both sides of each. What depends
@@ -70,6 +71,13 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 
 Schema = dict[str, Any]
 
+REQUEST_ID: Schema = {
+    "name": "x-request-id",
+    "in": "header",
+    "description": "What the answer, the log and Abort call the request.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
@@ -93,14 +101,14 @@ OPERATIONS: Mapping[str, Operation] = {
         body=ChatFields,
         answer=answers.ChatCompletion,
         event=answers.ChatCompletionChunk,
-        failures={**REFUSED, **FAILED, **LATE},
+        failures={**REFUSED, **TWICE, **FAILED, **LATE},
     ),
     "/v1/completions": Operation(
         summary="Continue text or token ids.",
         body=CompletionFields,
         answer=answers.Completion,
         event=answers.CompletionChunk,
-        failures={**REFUSED, **FAILED, **LATE},
+        failures={**REFUSED, **TWICE, **FAILED, **LATE},
     ),
     "/tokenize": Operation(
         summary="Text or a conversation to token ids.",
@@ -174,6 +182,8 @@ def _operation(operation: Operation, name: str, guarded: bool) -> Schema:
             "content": {JSON: {"schema": _reference(operation.failed)}},
         }
     made: Schema = {"operationId": name, "summary": operation.summary, "responses": responses}
+    if operation.event is not None:
+        made["parameters"] = [REQUEST_ID]
     if guarded:
         made["security"] = [{}, {"key": []}]  # where the server has keys
     if operation.body is not None:
