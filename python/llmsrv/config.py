@@ -332,6 +332,9 @@ class ServeConfig(EngineOptions):
         "https://chat.example.com; * is every page.",
         None,
     )
+    metrics_vllm_names: bool = _option(
+        "Tell /metrics under vLLM's own names, too, for dashboards that were made for it.", False
+    )
     drain_timeout: float = _option(
         "Seconds that running requests get to finish after SIGTERM; then they are aborted.", 30.0
     )

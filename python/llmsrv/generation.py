@@ -5,6 +5,7 @@ event loop's.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from llmsrv import _core
     from llmsrv.text.detokenizer import IncrementalDetokenizer, StopStrings
     from llmsrv.text.tokenizer import Tokenizer
+
+DEADLINE_LEAD_S = 0.1  # a client's clock began before ours: it gives up by so much before the deadline at most
 
 
 class SequenceText:
@@ -82,6 +85,12 @@ class SequenceText:
         )
 
 
+def departure(deadline: float | None) -> Code:
+    """What became of a request whose client leaves now: one that leaves at its deadline has not changed its mind."""
+    late = deadline is not None and time.monotonic() >= deadline - DEADLINE_LEAD_S
+    return Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
+
+
 class _Choice:
     """One sequence of a request: its text (None when no text is wanted), how far it got, how it ended."""
 
@@ -118,8 +127,9 @@ class Generation:
         watch: RequestWatch,
         stop: Callable[[int], object],
         closed: Callable[["Generation"], None],
+        deadline: float | None = None,
     ) -> None:
-        """`stop(key)` ends the request in the core; `closed` is called once, by close()."""
+        """`stop(key)` ends the request in the core; `closed` is called once, by close(). `deadline`: monotonic."""
         self.key = key
         self.request_id = request_id
         self.model = model
@@ -130,6 +140,8 @@ class Generation:
         self._watch = watch
         self._stop = stop
         self._on_closed = closed
+        self._deadline = deadline
+        self._left_with = Code.CANCELLED  # where its reader left before the end
         # The first prompt position has no distribution before it; the core's list begins with the second.
         self._prompt_logprobs = [TokenLogprob(prompt_ids[0], None, 0)] if params.prompt_logprobs else []
         self._pending: dict[int, Delta] = {}
@@ -194,6 +206,7 @@ class Generation:
             self._closed = True
             self._listener = None
             self._hold_no_longer()
+            self._left_with = departure(self._deadline)
             self._on_closed(self)
 
     @property
@@ -207,7 +220,7 @@ class Generation:
         if self._failed_with is not None:
             return self._failed_with.name
         finish = self._choices[0].finish
-        return Code.CANCELLED.name if self._ending is None or finish is None else finish.reason.value
+        return self._left_with.name if self._ending is None or finish is None else finish.reason.value
 
     @property
     def usage(self) -> Usage:

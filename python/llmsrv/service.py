@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from llmsrv.caller import CALL, Admission, Call
 from llmsrv.engine import service_error
 from llmsrv.errors import Code, Resource, ServiceError, Violation
-from llmsrv.generation import Generation, SequenceText, collect
+from llmsrv.generation import Generation, SequenceText, collect, departure
 from llmsrv.latencies import Latencies
 from llmsrv.params import (
     ChatPrompt,
@@ -144,13 +144,14 @@ class GenerationService:
         arrival = self._arrival(request)
         self._open += 1
         self._idle.clear()
+        deadline = None if request.deadline_s is None else arrival.at_s + request.deadline_s
         try:
-            return await self._admit(request, arrival)
+            return await self._admit(request, arrival, deadline)
         except ServiceError as error:
             self._leave(error.code.name, arrival, error.reason)
             raise
         except asyncio.CancelledError:
-            self._leave(Code.CANCELLED.name, arrival)
+            self._leave(departure(deadline).name, arrival)
             raise
         except Exception:
             self._leave(Code.INTERNAL.name, arrival)
@@ -317,8 +318,7 @@ class GenerationService:
             prompt=excerpt(request.prompt, self._prompt_chars),
         )
 
-    async def _admit(self, request: GenerationRequest, arrival: Arrival) -> Generation:
-        deadline = None if request.deadline_s is None else arrival.at_s + request.deadline_s
+    async def _admit(self, request: GenerationRequest, arrival: Arrival, deadline: float | None) -> Generation:
         self._refuse_unless_serving()
         self.check_model(request.model)
         _time_left(deadline)
@@ -353,6 +353,7 @@ class GenerationService:
             ),
             stop=self._engine.stop,
             closed=partial(self._forget, arrival),
+            deadline=deadline,
         )
         return generation
 

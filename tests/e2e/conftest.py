@@ -1,7 +1,10 @@
 """Daemons for the end-to-end tests. After every test each of them holds no KV block."""
 
+import threading
+
 import pytest
 from daemons import Daemon
+from http_client import events_of, post
 
 _running = []
 
@@ -57,6 +60,29 @@ def _kept(daemon):
         if daemon in _running:
             _running.remove(daemon)
         daemon.stop()
+
+
+@pytest.fixture
+def canary(daemon):
+    """Streams beside the test, one after the other: the text of each must be the same as alone."""
+    body = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+    alone = post(daemon.http_port, "/v1/completions", body).json["choices"][0]["text"]
+    over, found = threading.Event(), []
+
+    def sing():
+        while not over.is_set() or not found:
+            found.append(post(daemon.http_port, "/v1/completions", {**body, "stream": True}).body)
+
+    beside = threading.Thread(target=sing)
+    beside.start()
+    yield
+    over.set()
+    beside.join(60)
+    assert not beside.is_alive()
+    for each in found:
+        *chunks, done = events_of(each)
+        assert done == "[DONE]"
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone
 
 
 @pytest.fixture(autouse=True)

@@ -82,12 +82,14 @@ def test_openais_node_client(daemon, node_folder):
     result = subprocess.run(command, cwd=node_folder, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
-    assert report["models"] == ["smol"]
+    assert report["models"] == [report["model"]] == ["smol"]
     assert "Tokyo" in report["whole"]
     assert report["text"] == report["whole"]
     assert report["finishReasons"].count(None) == len(report["finishReasons"]) - 1
     assert report["finishReasons"][-1] == "stop"
     assert report["completionTokens"] > 0
-    assert report["refusal"] == ["BadRequestError", 400, "top_p"]
+    assert report["stopped"] == [report["completion"].partition(report["completion"][4:9])[0], "stop"]
+    assert report["choices"] == [[report["whole"], report["whole"], 2]] * 2
+    assert report["refusals"] == [["BadRequestError", 400, "top_p"], ["NotFoundError", 404, "model"]]
     daemon.wait_until_idle()  # the stream that the client left
     assert daemon.stats().requests["CANCELLED"] == before + 1

@@ -38,6 +38,17 @@ def test_tools_and_further_variables_reach_the_template():
     assert text == json.dumps(tools, ensure_ascii=False) + "False<bos>"
 
 
+@pytest.mark.parametrize("name", ["self", "variables", "context", "loop", "range", "", "a b", "__class__", "é"])
+def test_a_variable_may_have_any_name(name):
+    assert render(CHATML, **{name: 1}) == render(CHATML)
+
+
+@pytest.mark.parametrize("name", ["raise_exception", "range", "namespace", "strftime_now"])
+def test_a_variable_that_takes_the_place_of_a_function_fails_the_template_only(name):
+    with pytest.raises(ValueError, match="not callable"):
+        render("{{ " + name + "(1) }}", **{name: 1})
+
+
 def test_smollm2_template(smollm2_path):
     from llmsrv.text.tokenizer import Tokenizer
     from llmsrv.weights.gguf import GgufFile

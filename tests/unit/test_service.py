@@ -535,6 +535,43 @@ async def submitting(service, *requests):
     return tasks
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "waits_s", "outcome"),
+    [
+        (None, 0, "CANCELLED"),
+        (60.0, 0, "CANCELLED"),
+        (1.0, 1.05, "DEADLINE_EXCEEDED"),
+        (1.0, 0.95, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_a_reader_that_leaves_at_its_deadline_has_missed_it(deadline_s, waits_s, outcome):
+    """Its own clock tells it a little earlier than ours."""
+
+    async def test(service, engine):
+        generation = await service.submit(replace(request(), deadline_s=deadline_s))
+        await asyncio.sleep(waits_s)
+        generation.close()
+        assert service.outcomes == {outcome: 1}
+
+    run(test)
+
+
+def test_a_call_that_is_cancelled_at_its_deadline_before_it_is_submitted_has_missed_it():
+    async def test(service, engine):
+        hold = threading.Event()
+        encode = service.model.tokenizer.encode
+        service.model.tokenizer.encode = lambda *args, **kwargs: hold.wait(5) and encode(*args, **kwargs)
+        tasks = [asyncio.ensure_future(service.submit(replace(request(), deadline_s=each))) for each in (0.2, 60.0)]
+        await asyncio.sleep(0.25)
+        for task in tasks:
+            task.cancel()
+        hold.set()
+        await asyncio.wait(tasks)
+        assert service.outcomes == {"DEADLINE_EXCEEDED": 1, "CANCELLED": 1}
+
+    run(test)
+
+
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0])
 def test_a_deadline_that_has_passed_costs_no_tokenizing(deadline_s):
     async def test(service, engine):

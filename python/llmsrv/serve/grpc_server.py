@@ -386,7 +386,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             swap_bytes_per_second=sample.swap_bytes_per_second,
             step_time_per_token=convert.duration(sample.step_seconds_per_token),
             oldest_wait=convert.duration(sample.oldest_wait_s),
-            deadline_drops=sample.deadline_drops,
+            deadline_drops=service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0),
             recent=recent_stats(service.latencies.recent, time.monotonic()),
         )
 

@@ -30,6 +30,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
+        /,  # a variable may have any name, `self` too
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

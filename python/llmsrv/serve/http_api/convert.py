@@ -89,11 +89,22 @@ def tokenize_prompt(fields: TokenizeFields, violations: list[Violation]) -> Text
     if (fields.prompt is None) == (fields.messages is None):
         violations.append(Violation("prompt", "one of prompt and messages must be set"))
     if fields.prompt is not None:
+        violations += [Violation(name, "is for a conversation") for name in _chat_only(fields)]
         return TextPrompt(fields.prompt)
     violations += _message_violations(fields)
     if fields.add_special_tokens is not None:
         violations.append(Violation("add_special_tokens", "is for text: a conversation has the template's only"))
     return _chat_prompt(fields)
+
+
+def _chat_only(fields: TokenizeFields) -> Iterator[str]:
+    """Which fields are set that mean nothing for text."""
+    if fields.add_generation_prompt is not None:
+        yield "add_generation_prompt"
+    if fields.continue_final_message:
+        yield "continue_final_message"
+    if fields.chat_template_kwargs:
+        yield "chat_template_kwargs"
 
 
 def in_client_words(error: ServiceError, names: Mapping[str, str], prompt: str) -> ServiceError:

@@ -1,39 +1,68 @@
-"""The service's counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`.
+"""The service's counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`, and where that is
+wanted under vLLM's own prefix, too.
 
 Written by hand: the counters live in the core and in the service, so the client library would add a registry and a
 dependency to copy them into, for a format of two lines per value.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import llmsrv
+from llmsrv.errors import Code
 from llmsrv.latencies import Histogram
 from llmsrv.service import GenerationService, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "llmsrv:"
+PREFIX, VLLM_PREFIX = "llmsrv:", "vllm:"
+# What vLLM tells, too, and in the same sense.
+VLLM_NAMES = frozenset(
+    {
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+        *("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total", "request_success_total"),
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "time_to_first_token_seconds"),
+        *("inter_token_latency_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+        *("request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds"),
+        *("request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_params_n"),
+        "request_params_max_tokens",
+    }
+)
 # Outcomes of accepted requests that gave a result, by vLLM's names. A client that left is an abort, too.
 FINISHED = {"stop": "stop", "length": "length", "time_limit": "time_limit", "aborted": "abort", "CANCELLED": "abort"}
 
 Labels = Mapping[str, str]
-Values = Iterable[tuple[Labels, float]]
 
 
-def exposition(service: GenerationService) -> str:
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """All values of one name. Those of a histogram have suffixes."""
+
+    name: str
+    kind: str
+    text: str
+    values: Sequence[tuple[str, Labels, float]]  # suffix, labels, value
+
+
+def exposition(service: GenerationService, *, vllm_names: bool = False) -> str:
     """One consistent sample."""
     model = {"model_name": service.model.name}
-    lines = [
-        *_lines("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
-        *_engine_lines(service, model),
-        *_outcome_lines(service.outcomes, model),
-        *_latency_lines(service, model),
+    families = [
+        _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
+        *_engine_families(service, model),
+        *_outcome_families(service.outcomes, model),
+        *_latency_families(service, model),
     ]
+    lines = [line for each in families for line in _lines(each, PREFIX, {})]
+    if vllm_names:
+        known = [each for each in families if each.name in VLLM_NAMES]
+        lines += [line for each in known for line in _lines(each, VLLM_PREFIX, {"engine": "0"})]
     return "\n".join(lines) + "\n"
 
 
-def _engine_lines(service: GenerationService, model: Labels) -> Iterator[str]:
+def _engine_families(service: GenerationService, model: Labels) -> Iterator[_Family]:
     sample, state = service.stats(), service.state
     swapped = sample.states["swapped"].current if "swapped" in sample.states else 0
+    late = service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0)  # the core does not see all of them
     used = sample.kv_blocks_held / max(sample.kv_blocks_total, 1)
     blocks = {"free": sample.kv_blocks_free, "held": sample.kv_blocks_held, "cached": sample.kv_blocks_cached}
     gauges = (
@@ -43,7 +72,7 @@ def _engine_lines(service: GenerationService, model: Labels) -> Iterator[str]:
         ("kv_cache_usage_perc", "Share of the KV blocks that requests hold, in [0, 1].", used),
         ("kv_slot_utilization", "Share of the held token slots that carry a token, in [0, 1].", sample.utilization),
         ("swap_blocks_held", "Blocks of host memory that swapped sequences hold.", sample.swap_blocks_held),
-        ("swap_blocks_total", "Blocks of host memory in all.", sample.swap_blocks_total),
+        ("swap_blocks", "Blocks of host memory in all.", sample.swap_blocks_total),
         ("oldest_wait_seconds", "How long the request that waits longest has waited.", sample.oldest_wait_s),
         ("progress_age_seconds", "Time since a step while there is work.", sample.seconds_since_progress),
     )
@@ -58,32 +87,30 @@ def _engine_lines(service: GenerationService, model: Labels) -> Iterator[str]:
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", sample.prefix_queries),
         ("prefix_cache_hits", "Of these, found.", sample.prefix_hits),
         ("prompt_tokens_cached", "Prompt tokens that were not computed, but found in the cache.", sample.prefix_hits),
-        ("deadline_drops", "Requests ended because of their deadline.", sample.deadline_drops),
+        ("deadline_drops", "Requests that missed their deadline.", late),
     )
     for name, text, value in gauges:
-        yield from _lines(name, "gauge", text, [(model, value)])
-    yield from _lines("kv_blocks", "gauge", "KV blocks.", [({**model, "state": s}, n) for s, n in blocks.items()])
+        yield _family(name, "gauge", text, [(model, value)])
+    yield _family("kv_blocks", "gauge", "KV blocks.", [({**model, "state": s}, n) for s, n in blocks.items()])
     states = [({**model, "state": each.value}, float(each is state)) for each in State]
-    yield from _lines("server_state", "gauge", "1 for the state of the server.", states)
+    yield _family("server_state", "gauge", "1 for the state of the server.", states)
     for name, text, value in counters:
-        yield from _lines(f"{name}_total", "counter", text, [(model, value)])
+        yield _family(f"{name}_total", "counter", text, [(model, value)])
 
 
-def _outcome_lines(outcomes: Mapping[str, int], model: Labels) -> Iterator[str]:
+def _outcome_families(outcomes: Mapping[str, int], model: Labels) -> Iterator[_Family]:
     ended = dict.fromkeys(FINISHED.values(), 0)
     for outcome, count in outcomes.items():
         if outcome in FINISHED:
             ended[FINISHED[outcome]] += count
     text = "Requests that gave a result, and those whose client left, by how the first sequence ended."
     by_reason = [({**model, "finished_reason": reason}, count) for reason, count in ended.items()]
-    yield from _lines("request_success_total", "counter", text, by_reason)
+    yield _family("request_success_total", "counter", text, by_reason)
     every = [({**model, "outcome": outcome}, count) for outcome, count in sorted(outcomes.items())]
-    yield from _lines(
-        "requests_total", "counter", "All requests, refused ones too: a finish reason or a status.", every
-    )
+    yield _family("requests_total", "counter", "All requests, refused ones too: a finish reason or a status.", every)
 
 
-def _latency_lines(service: GenerationService, model: Labels) -> Iterator[str]:
+def _latency_families(service: GenerationService, model: Labels) -> Iterator[_Family]:
     found = service.latencies
     histograms = (
         ("time_to_first_token_seconds", "From arrival to the first token.", found.first_token_s),
@@ -100,33 +127,28 @@ def _latency_lines(service: GenerationService, model: Labels) -> Iterator[str]:
         ("request_params_max_tokens", "max_tokens, where it was set.", found.params_max_tokens),
     )
     for name, text, histogram in histograms:
-        yield from _head(name, "histogram", text)
-        yield from _histogram_values(name, histogram, model)
+        yield _Family(name, "histogram", text, list(_histogram_values(histogram, model)))
 
 
-def _histogram_values(name: str, histogram: Histogram, model: Labels) -> Iterator[str]:
+def _histogram_values(histogram: Histogram, model: Labels) -> Iterator[tuple[str, Labels, float]]:
     below = 0
     for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
         below += count
-        yield _value(f"{name}_bucket", {**model, "le": str(bound)}, below)
-    yield _value(f"{name}_sum", model, histogram.sum)
-    yield _value(f"{name}_count", model, below)
+        yield "_bucket", {**model, "le": str(bound)}, below
+    yield "_sum", model, histogram.sum
+    yield "_count", model, below
 
 
-def _lines(name: str, kind: str, text: str, values: Values) -> Iterator[str]:
-    yield from _head(name, kind, text)
-    for labels, value in values:
-        yield _value(name, labels, value)
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> _Family:
+    return _Family(name, kind, text, [("", labels, value) for labels, value in values])
 
 
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {PREFIX}{name} {text}"
-    yield f"# TYPE {PREFIX}{name} {kind}"
-
-
-def _value(name: str, labels: Labels, value: float) -> str:
-    listed = ",".join(f'{key}="{_escaped(each)}"' for key, each in labels.items())
-    return f"{PREFIX}{name}{{{listed}}} {value}"
+def _lines(family: _Family, prefix: str, more: Labels) -> Iterator[str]:
+    yield f"# HELP {prefix}{family.name} {family.text}"
+    yield f"# TYPE {prefix}{family.name} {family.kind}"
+    for suffix, labels, value in family.values:
+        listed = ",".join(f'{key}="{_escaped(each)}"' for key, each in {**labels, **more}.items())
+        yield f"{prefix}{family.name}{suffix}{{{listed}}} {value}"
 
 
 def _escaped(text: str) -> str:

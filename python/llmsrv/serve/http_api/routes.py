@@ -37,6 +37,7 @@ from llmsrv.serve.http_api.fields import (
     TokenizeFields,
     read_fields,
 )
+from llmsrv.serve.http_api.openapi import document
 from llmsrv.serve.http_api.stats import stats
 from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
 from llmsrv.serve.listener import Listener
@@ -54,9 +55,10 @@ F = TypeVar("F", bound=Fields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
-def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
-    """The application. `middleware`: what a request passes before it comes to its route, the outermost first."""
-    handlers = _Handlers(listener)
+def api(listener: Listener, middleware: Sequence[Middleware] = (), *, vllm_names: bool = False) -> Starlette:
+    """The application. `middleware`: what a request passes before it comes to its route, the outermost first.
+    `vllm_names`: of /metrics."""
+    handlers = _Handlers(listener, vllm_names)
     routes = [
         Route("/v1/models", handlers.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", handlers.get_model, methods=["GET"]),
@@ -68,6 +70,7 @@ def api(listener: Listener, middleware: Sequence[Middleware] = ()) -> Starlette:
         Route("/ready", handlers.ready, methods=["GET"]),
         Route("/version", handlers.version, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
+        Route("/openapi.json", handlers.openapi, methods=["GET"], include_in_schema=False),
         # For people; what the second says changes as the first one needs.
         Route("/", handlers.dashboard, methods=["GET"], include_in_schema=False),
         Route("/stats", handlers.stats, methods=["GET"], include_in_schema=False),
@@ -118,8 +121,9 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 class _Handlers:
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, vllm_names: bool) -> None:
         self._listener = listener
+        self._vllm_names = vllm_names
         self._created = int(time.time())
 
     # --- generation ---
@@ -260,7 +264,7 @@ class _Handlers:
 
     @_handler
     async def metrics(self, request: Request) -> Response:
-        text = exposition(self._listener.service)
+        text = exposition(self._listener.service, vllm_names=self._vllm_names)
         return Response(text, media_type=CONTENT_TYPE)
 
     @_handler
@@ -270,6 +274,10 @@ class _Handlers:
     @_handler
     async def stats(self, request: Request) -> Response:
         return _json(stats(self._listener))
+
+    @_handler
+    async def openapi(self, request: Request) -> Response:
+        return _json(document(request.app.routes))
 
 
 async def _stream(service: GenerationService, answer: Answer) -> EventStream:

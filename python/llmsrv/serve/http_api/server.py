@@ -39,7 +39,7 @@ class HttpServer(Listener):
         self._silent_s = config.stream_stall_timeout
         guard, origins = self._security.guard, parse_origins(config.cors_origins)
         settings = uvicorn.Config(
-            api(self, guarded(guard, origins)),
+            api(self, guarded(guard, origins), vllm_names=config.metrics_vllm_names),
             http=Connection,  # on h11: no limit on headers in the other one
             ws="none",
             lifespan="off",
