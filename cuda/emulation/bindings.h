@@ -34,6 +34,7 @@ cuda::KvLayout<T> kv_layout(const pybind11::array& cache) {
   return {pointer<T>(cache), size(2), size(3), std::countr_zero(static_cast<unsigned>(size(3))), size(4)};
 }
 
+void bind_attention(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 
 }  // namespace llmsrv::emulation

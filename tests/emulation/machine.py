@@ -8,11 +8,18 @@ from contextlib import contextmanager
 import numpy as np
 
 GUARD_ELEMENTS = 256
-CASES = []
+CASES = []  # every check of kernels: function(machine) raises when a result is wrong
+BARRIER_CASES = []  # those that are also run with barriers left out: each kernel in one of them
 
 
 def kernel_case(function):
-    """Registers a check of kernels: function(machine) raises when a result is wrong. Barriers are left out of each."""
+    """Registers a check that also notices a missing barrier."""
+    BARRIER_CASES.append(function)
+    return further_case(function)
+
+
+def further_case(function):
+    """Registers a check of kernels whose barriers another case looks after."""
     CASES.append(function)
     return function
 
@@ -39,7 +46,7 @@ class Machine:
         self.order = order
         self.seed = seed
 
-    def run(self, kernel: str, written: dict[str, np.ndarray], **arguments) -> None:
+    def run(self, kernel: str, written: dict[str, np.ndarray], /, **arguments) -> None:
         """Launches; the written arrays are watched for races between blocks too."""
         self.module.set_order(self.order, self.seed)
         self.module.take_race()

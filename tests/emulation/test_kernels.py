@@ -1,8 +1,9 @@
 """Every kernel: right under each order of threads, without a race, and no barrier in it is there for nothing."""
 
+import attention_cases  # noqa: F401  (registers its cases)
 import pytest
-import row_cases  # noqa: F401  (registers its cases)
-from machine import CASES, Machine, modules
+import row_cases  # noqa: F401
+from machine import BARRIER_CASES, CASES, Machine, modules
 
 MODULES = modules()
 ORDERS = [("forward", 1), ("reverse", 1), ("shuffled", 1), ("shuffled", 2)]
@@ -22,7 +23,7 @@ def test_no_two_threads_race(case):
 
 
 @pytest.mark.skipif("race" not in MODULES, reason="a sanitizer build has no race checker")
-@by_name
+@pytest.mark.parametrize("case", BARRIER_CASES, ids=lambda case: case.__name__)
 def test_every_barrier_and_wait_is_needed(case):
     """Leaves each out in turn: a wrong result, a race or an error of the emulator must follow in some order."""
     module = MODULES["race"]
