@@ -84,6 +84,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return result;
 }
 
+// a - b of two pairs of bf16.
+__device__ __forceinline__ std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 difference =
+      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&difference);
+}
+
 __device__ __forceinline__ Half half_of_bits(std::uint16_t bits) { return __ushort_as_half(bits); }
 __device__ __forceinline__ std::uint16_t bits_of(Bf16 value) { return __bfloat16_as_ushort(value); }
 
@@ -164,6 +171,14 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const auto value = [&](std::uint32_t pair) { return bf16_to_float(static_cast<std::uint16_t>(pair >> half)); };
+    result |= static_cast<std::uint32_t>(float_to_bf16(value(a) - value(b))) << half;
+  }
+  return result;
+}
 inline Half half_of_bits(std::uint16_t bits) { return {bits}; }
 inline std::uint16_t bits_of(Bf16 value) { return value.bits; }
 

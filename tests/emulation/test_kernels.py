@@ -1,6 +1,7 @@
 """Every kernel: right under each order of threads, without a race, and no barrier in it is there for nothing."""
 
 import attention_cases  # noqa: F401  (registers its cases)
+import linear_cases  # noqa: F401
 import pytest
 import row_cases  # noqa: F401
 from machine import BARRIER_CASES, CASES, Machine, modules

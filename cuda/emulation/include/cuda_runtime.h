@@ -93,6 +93,14 @@ T atomicMax(T* at, std::type_identity_t<T> value) {
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
+}
 inline int __popc(unsigned value) { return std::popcount(value); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned value) { return std::bit_cast<float>(value); }
