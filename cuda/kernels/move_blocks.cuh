@@ -21,8 +21,9 @@ struct MoveBlocksParams {
 
 constexpr int kMoveThreads = 128;
 
-__global__ inline void __launch_bounds__(kMoveThreads) move_blocks_kernel(const MoveBlocksParams p) {
-  const std::size_t at = (static_cast<std::size_t>(blockIdx.x) * kMoveThreads + threadIdx.x) * 16;
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) move_blocks_kernel(const MoveBlocksParams p) {
+  const std::size_t at = (static_cast<std::size_t>(blockIdx.x) * kThreads + threadIdx.x) * 16;
   if (at >= p.block_bytes) return;
   const unsigned char* from = p.from[blockIdx.y] + at;
   unsigned char* to = p.to[blockIdx.y] + at;

@@ -32,72 +32,75 @@ struct RopeStoreKvParams {
 constexpr int kRopeWarps = 4;
 constexpr int kHeadDimMax = 256;
 
+// A lane's pairs (i, i + head_dim / 2) of a head, i = lane, lane + 32, ...
+struct LanePairs {
+  static constexpr int kCount = kHeadDimMax / 2 / kWarpThreads;
+  float low[kCount];
+  float high[kCount];
+
+  // Calls f(j, i) for each pair of this lane.
+  template <typename F>
+  __device__ static void for_each(int half, const F& f) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+    LLMSRV_UNROLL
+    for (int j = 0; j < kCount; ++j) {
+      if (lane + j * kWarpThreads < half) f(j, lane + j * kWarpThreads);
+    }
+  }
+  // x[i] * weight[i] / sqrt(mean_j(x[j]^2) + eps) over the head.
+  __device__ void norm(const float* weight, float eps, int half) {
+    float squares = 0.0f;
+    for_each(half, [&](int j, int) { squares = __fmaf_rn(high[j], high[j], __fmaf_rn(low[j], low[j], squares)); });
+    const float factor = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(2 * half) + eps);
+    for_each(half, [&](int j, int i) {
+      low[j] *= factor * weight[i];
+      high[j] *= factor * weight[i + half];
+    });
+  }
+  __device__ void rotate(const float* cos, const float* sin, int half) {
+    for_each(half, [&](int j, int i) {
+      const float before = low[j];
+      low[j] = __fmaf_rn(before, cos[i], -__fmul_rn(high[j], sin[i]));
+      high[j] = __fmaf_rn(high[j], cos[i], __fmul_rn(before, sin[i]));
+    });
+  }
+  template <typename To>
+  __device__ void store(To* to, int half) const {
+    for_each(half, [&](int j, int i) {
+      to[i] = from_float<To>(low[j]);
+      to[i + half] = from_float<To>(high[j]);
+    });
+  }
+};
+
 template <typename T, typename Kv>
 __global__ void __launch_bounds__(kRopeWarps* kWarpThreads) rope_store_kv_kernel(const RopeStoreKvParams<T, Kv> p) {
-  constexpr int kPairsMax = kHeadDimMax / 2 / kWarpThreads;
   const int head_dim = p.cache.head_dim;
   const int half = head_dim / 2;
   const int kv_heads = p.cache.kv_heads;
   const int row = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y) * kRopeWarps + static_cast<int>(threadIdx.x) / kWarpThreads;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   if (head >= p.heads + 2 * kv_heads) return;  // whole warps leave
   const bool is_query = head < p.heads;
   const bool is_value = head >= p.heads + kv_heads;
   T* x = p.qkv + static_cast<std::size_t>(row) * static_cast<std::size_t>((p.heads + 2 * kv_heads) * head_dim) +
          static_cast<std::size_t>(head * head_dim);
 
-  float low[kPairsMax] = {};
-  float high[kPairsMax] = {};
-  LLMSRV_UNROLL
-  for (int j = 0; j < kPairsMax; ++j) {
-    const int i = lane + j * kWarpThreads;
-    if (i >= half) continue;
-    low[j] = to_float(x[i]);
-    high[j] = to_float(x[i + half]);
+  LanePairs pairs;
+  LanePairs::for_each(half, [&](int j, int i) {
+    pairs.low[j] = to_float(x[i]);
+    pairs.high[j] = to_float(x[i + half]);
+  });
+  if (!is_value) {
+    const float* weight = is_query ? p.query_norm : p.key_norm;
+    if (weight != nullptr) pairs.norm(weight, p.eps, half);
+    const std::size_t angles = static_cast<std::size_t>(p.positions[row]) * static_cast<std::size_t>(half);
+    pairs.rotate(p.cos + angles, p.sin + angles, half);
   }
-  const float* weight = is_query ? p.query_norm : p.key_norm;
-  if (!is_value && weight != nullptr) {
-    float squares = 0.0f;
-    LLMSRV_UNROLL
-    for (int j = 0; j < kPairsMax; ++j) squares = __fmaf_rn(high[j], high[j], __fmaf_rn(low[j], low[j], squares));
-    const float factor = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + p.eps);
-    LLMSRV_UNROLL
-    for (int j = 0; j < kPairsMax; ++j) {
-      const int i = lane + j * kWarpThreads;
-      if (i >= half) continue;
-      low[j] *= factor * weight[i];
-      high[j] *= factor * weight[i + half];
-    }
-  }
-  Kv* stored = p.cache.data;
-  if (!is_query) {
-    const int kv_head = head - p.heads - (is_value ? kv_heads : 0);
-    stored += p.cache.key_at(p.slot_blocks[row], kv_head, p.slot_offsets[row]);
-    if (is_value) stored += p.cache.half_block();
-  }
-  const std::size_t table = static_cast<std::size_t>(p.positions[row]) * static_cast<std::size_t>(half);
-  LLMSRV_UNROLL
-  for (int j = 0; j < kPairsMax; ++j) {
-    const int i = lane + j * kWarpThreads;
-    if (i >= half) continue;
-    if (is_value) {
-      stored[i] = from_float<Kv>(low[j]);
-      stored[i + half] = from_float<Kv>(high[j]);
-      continue;
-    }
-    const float cos = p.cos[table + static_cast<std::size_t>(i)];
-    const float sin = p.sin[table + static_cast<std::size_t>(i)];
-    const float first = __fmaf_rn(low[j], cos, -__fmul_rn(high[j], sin));
-    const float second = __fmaf_rn(high[j], cos, __fmul_rn(low[j], sin));
-    if (is_query) {
-      x[i] = from_float<T>(first);
-      x[i + half] = from_float<T>(second);
-    } else {
-      stored[i] = from_float<Kv>(first);
-      stored[i + half] = from_float<Kv>(second);
-    }
-  }
+  if (is_query) return pairs.store(x, half);
+  const int kv_head = head - p.heads - (is_value ? kv_heads : 0);
+  Kv* slot = p.cache.data + p.cache.key_at(p.slot_blocks[row], kv_head, p.slot_offsets[row]);
+  pairs.store(is_value ? slot + p.cache.half_block() : slot, half);
 }
 
 }  // namespace llmsrv::cuda

@@ -56,7 +56,8 @@ void move_blocks(const MoveBlocksParams& params, Stream stream) {
   if (params.moves == 0) return;
   constexpr std::size_t kBytes = static_cast<std::size_t>(kMoveThreads) * 16;
   const auto pieces = static_cast<unsigned>((params.block_bytes + kBytes - 1) / kBytes);
-  launch(move_blocks_kernel, {dim3(pieces, static_cast<unsigned>(params.layers)), dim3(kMoveThreads)}, stream, params);
+  launch(move_blocks_kernel<kMoveThreads>, {dim3(pieces, static_cast<unsigned>(params.layers)), dim3(kMoveThreads)},
+         stream, params);
 }
 
 template void rms_norm(const RmsNormParams<float>&, NormUse, Stream);
