@@ -1,5 +1,5 @@
-// What a device's plug-in library exports: one function that returns one table. Plain C types only, as the two sides may
-// come from different compilers.
+// What a device's plug-in library exports: one function that returns one table. Plain C types only, as the two sides
+// may come from different compilers.
 #pragma once
 
 #include <cstddef>

@@ -54,4 +54,5 @@ PYBIND11_MODULE(LLMSRV_EMULATED_MODULE, module) {
   llmsrv::emulation::bind_attention(module);
   llmsrv::emulation::bind_linear(module);
   llmsrv::emulation::bind_rows(module);
+  llmsrv::emulation::bind_sampling(module);
 }

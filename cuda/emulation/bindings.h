@@ -36,6 +36,7 @@ cuda::KvLayout<T> kv_layout(const pybind11::array& cache) {
 
 void bind_attention(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
+void bind_sampling(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 
 }  // namespace llmsrv::emulation

@@ -72,7 +72,7 @@ __device__ inline void multiply_group(const PackedLinearParams<Out>& p, const un
 }
 
 template <PackedFormat kFormat, int kTokenTiles, typename Out>
-__global__ void __launch_bounds__(kLinearThreads) packed_linear_kernel(const PackedLinearParams<Out> p) {
+__global__ void __launch_bounds__(kLinearThreads, 1) packed_linear_kernel(const PackedLinearParams<Out> p) {
   LLMSRV_SHARED(float, parts, kLinearWarps * kTokenTiles * kWarpThreads * 4);  // [warp][tile][lane][4]
   const int warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;

@@ -8,8 +8,8 @@
 
 #include "cpp/base/processors.h"
 #include "cpp/engine/backends.h"
-#include "cpp/engine/cuda_plugin.h"
 #include "cpp/engine/config.h"
+#include "cpp/engine/cuda_plugin.h"
 #include "cpp/engine/memory_plan.h"
 #include "python/bindings/bindings.h"
 

@@ -4,6 +4,7 @@ import attention_cases  # noqa: F401  (registers its cases)
 import linear_cases  # noqa: F401
 import pytest
 import row_cases  # noqa: F401
+import sampling_cases  # noqa: F401
 from machine import BARRIER_CASES, CASES, Machine, modules
 
 MODULES = modules()

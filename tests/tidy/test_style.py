@@ -74,7 +74,9 @@ def test_functions_fit_on_a_screen_and_the_list_of_exceptions_only_shrinks():
 
 
 def test_every_folder_of_code_has_its_note():
-    folders = {Path(name).parent for name in tracked_files() if Path(name).suffix in {".py", ".cc", ".cu", ".cuh", ".proto"}}
+    folders = {
+        Path(name).parent for name in tracked_files() if Path(name).suffix in {".py", ".cc", ".cu", ".cuh", ".proto"}
+    }
     missing = []
     for folder in sorted(folders):
         parents = [folder, *folder.parents]
@@ -110,7 +112,9 @@ def test_no_leftovers():
     for name in tracked_files():
         path = ROOT / name
         assert not {"utils", "common", "misc"} & set(Path(name).parts), name
-        if path.suffix in {".py", ".cc", ".h", ".cu", ".cuh", ".cmake", ".proto"} and not name.startswith("tests/tidy/"):
+        if path.suffix in {".py", ".cc", ".h", ".cu", ".cuh", ".cmake", ".proto"} and not name.startswith(
+            "tests/tidy/"
+        ):
             text = path.read_text()
             assert not re.search(r"\b(TODO|FIXME|XXX)\b(?! ?\(?#\d)", text), f"{name}: a TODO needs an issue number"
             assert not re.search(r"\bstd::cout\b|\bprintf\(", text), name

@@ -37,7 +37,17 @@ def test_an_unknown_device_is_an_error():
 
 @without_cuda
 def test_the_daemon_ends_with_one_sentence_and_status_1():
-    command = [sys.executable, "-m", "llmsrv.serve.daemon", "--model", "smollm2-135m", "--device", "cuda", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "llmsrv.serve.daemon",
+        "--model",
+        "smollm2-135m",
+        "--device",
+        "cuda",
+        "--port",
+        "0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if "error" in line]

@@ -101,8 +101,9 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
-inline int __popc(unsigned value) { return std::popcount(value); }
+inline int __ffs(int value) { return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1; }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned value) { return std::bit_cast<float>(value); }
+using std::isfinite;
 using std::max;
 using std::min;
