@@ -3,6 +3,7 @@
 Needs cuobjdump and nvdisasm: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm.
 """
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -27,7 +28,7 @@ SPILLS = ("LDL", "STL")  # local memory: registers that did not suffice, or an a
 def main(plugin: Path) -> None:
     """Raises SystemExit with every rule that the plug-in breaks."""
     code = machine_code(plugin)
-    wrong = [*wrong_links(plugin), *wrong_code(code)]
+    wrong = [*wrong_links(plugin), *wrong_code(code), *wrong_answer(plugin)]
     if plugin.stat().st_size > SIZE_MAX_BYTES:
         wrong.append(f"has {plugin.stat().st_size} bytes, more than {SIZE_MAX_BYTES}")
     if wrong:
@@ -70,6 +71,26 @@ def wrong_links(plugin: Path) -> list[str]:
     wrong = [f"links {name}" for name in linked if not name.startswith(LINKED)]
     symbols = {line.split()[-1] for line in run("nm", "-D", "--defined-only", str(plugin)).splitlines()}
     return wrong + [f"exports {name}" for name in sorted(symbols - EXPORTED)]
+
+
+class Table(ctypes.Structure):
+    """PluginTable of cpp/ops/plugin.h."""
+
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("count_devices", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)),
+    )
+
+
+def wrong_answer(plugin: Path) -> list[str]:
+    """The plug-in must load without a driver, and count devices or say why there are none."""
+    function = ctypes.CDLL(str(plugin.resolve())).llmsrv_plugin
+    function.restype = ctypes.POINTER(Table)
+    table = function().contents
+    why = ctypes.create_string_buffer(256)
+    count = table.count_devices(ctypes.cast(why, ctypes.c_char_p), len(why))
+    print(f"plug-in: interface {table.abi}, {count} devices {why.value.decode()}".rstrip())
+    return [] if count or why.value else ["neither counts devices nor says why there are none"]
 
 
 def run(*command: str) -> str:

@@ -209,7 +209,7 @@ __device__ inline int draw(const SampleParams& p, const SampleRowOnDevice& row, 
 
 // A template, so that the header may be included by several files.
 template <int kThreads>
-__global__ void __launch_bounds__(kThreads) sample_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(kThreads, 1) sample_kernel(const SampleParams p) {
   LLMSRV_SHARED(SampleShared, shared, 1);
   const std::size_t first = blockIdx.x * static_cast<std::size_t>(p.vocab);
   const SampleRowOnDevice row = p.rows[blockIdx.x];
