@@ -9,6 +9,7 @@
 #include "cpp/base/processors.h"
 #include "cpp/engine/backends.h"
 #include "cpp/engine/config.h"
+#include "cpp/engine/cuda_plugin.h"
 #include "cpp/engine/memory_plan.h"
 #include "python/bindings/bindings.h"
 
@@ -137,6 +138,7 @@ void register_config(py::module_& module) {
   module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),
              py::arg("threads"), py::arg("sources") = SourceNames());
   module.def("cpu_isas", &available_isas);
+  module.def("cuda_unavailable", [] { return cuda_unavailable(installed_cuda_plugin()); });
   module.def("core_processors", &core_processors);
   module.def("physical_cores", [] { return static_cast<int>(core_processors().size()); });
 }

@@ -195,6 +195,9 @@ def plan_memory(
     Raises ValueError with needed, available and the largest max_model_len when the KV budget is too small.
     """
 
+def cuda_unavailable() -> str | None:
+    """Why the CUDA backend cannot be used, as the rest of a sentence; None when it can."""
+
 def cpu_isas() -> list[str]:
     """Instruction sets that this machine can run, best first."""
 

@@ -24,6 +24,7 @@ DEFAULT_DTYPE = "auto"
 TABLES = ("orchestrator", "serving", "distributed")
 _PERMISSION_MODES = ("standard", "strict")
 _CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "bfloat16", "float32"),
     "quantization": ("int8", "int4"),
     "kv_cache_dtype": ("bfloat16", "float32", "int8"),
@@ -154,6 +155,7 @@ class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
 
     model: str = _option("GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m.")
+    device: str = _option("Where the model runs: cpu, cuda, or auto, which takes cuda where that can be used.", "auto")
     dtype: str = _option(
         "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
         "bfloat16 or float32.",

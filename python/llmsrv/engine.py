@@ -215,6 +215,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     from llmsrv import _core
     from llmsrv.weights.load import PackedCache, load_weights
 
+    _check_device(options)
     tell = report or _silent
     clock = _Clock(tell)
     files = _inspect(options, report)
@@ -256,10 +257,19 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
 
 def plan_engine(options: EngineOptions, *, report: Report) -> None:
     """Reports what load_engine() would take, from the model's headers alone. Raises ValueError or OSError likewise."""
+    _check_device(options)
     files = _inspect(options, report)
     config, plan = _plan(files, options, report)
     report(describe_room(plan, config))
     check_plan(files, plan, config, available_bytes())
+
+
+def _check_device(options: EngineOptions) -> None:
+    """Raises ValueError, which says why, when a device is asked for that cannot be used here."""
+    from llmsrv import _core
+
+    if options.device == "cuda" and (why := _core.cuda_unavailable()) is not None:
+        raise ValueError(f"device cuda cannot be used: {why}")
 
 
 class _Clock:

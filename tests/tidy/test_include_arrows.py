@@ -48,6 +48,23 @@ def test_core_includes_follow_the_arrows():
     assert not wrong, wrong
 
 
+def test_the_kernels_know_only_themselves():
+    allowed = {
+        "cuda/kernels": ("cuda/kernels/", "cpp/quant/packed_layout.h"),  # the layout is plain integers
+        "cuda/launch": ("cuda/kernels/", "cuda/launch/"),
+        "cuda/plugin": ("cuda/launch/", "cpp/ops/plugin.h"),
+    }
+    for folder, prefixes in allowed.items():
+        for path in sources(folder, {".h", ".cu", ".cuh"}):
+            for included in re.findall(r'#include "([^"]+)"', path.read_text()):
+                assert included.startswith(prefixes), f"{path.relative_to(ROOT)} includes {included}"
+
+
+def test_only_one_file_of_the_kernels_knows_which_compiler_reads_it():
+    for path in sources("cuda/kernels", {".cuh"}) + sources("cuda/launch", {".h", ".cu"}):
+        assert ("__CUDACC__" in path.read_text()) == (path.name == "device.cuh"), path
+
+
 def test_core_knows_neither_python_nor_the_cuda_plug_in():
     for path in sources("cpp", {".h", ".cc"}):
         text = path.read_text()

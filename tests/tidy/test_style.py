@@ -26,7 +26,7 @@ def cpp_functions(path):
     """(name, lines) of definitions that start and end in column zero, as our formatting has them."""
     lines = path.read_text().splitlines()
     for start, line in enumerate(lines):
-        opens = re.match(r"[A-Za-z].*[({]$|[A-Za-z].*\)[^;]*$|[A-Za-z].*,$", line)
+        opens = re.match(r"[A-Za-z_].*[({]$|[A-Za-z_].*\)[^;]*$|[A-Za-z_].*,$", line)
         if not opens or line.startswith(("namespace", "class", "struct", "enum", "using", "template", "extern")):
             continue
         name = re.search(r"([\w:~]+)\(", line)
@@ -48,7 +48,7 @@ def long_functions():
     found = {}
     for name in tracked_files():
         path = ROOT / name
-        if path.suffix in {".cc", ".h"}:
+        if path.suffix in {".cc", ".h", ".cu", ".cuh"}:
             functions = cpp_functions(path)
         elif path.suffix == ".py" and not name.startswith("tests/"):
             functions = python_functions(path)
@@ -74,7 +74,9 @@ def test_functions_fit_on_a_screen_and_the_list_of_exceptions_only_shrinks():
 
 
 def test_every_folder_of_code_has_its_note():
-    folders = {Path(name).parent for name in tracked_files() if Path(name).suffix in {".py", ".cc", ".proto"}}
+    folders = {
+        Path(name).parent for name in tracked_files() if Path(name).suffix in {".py", ".cc", ".cu", ".cuh", ".proto"}
+    }
     missing = []
     for folder in sorted(folders):
         parents = [folder, *folder.parents]
@@ -83,6 +85,8 @@ def test_every_folder_of_code_has_its_note():
             parents = [Path(folder.parts[0])]
         elif folder in (Path("."), Path(".ci")):
             continue
+        elif folder.parts[0] == "cuda":
+            parents = [folder, Path("cuda")]
         else:
             parents = [folder] if folder != Path("python/bindings/testing") else [Path("python/bindings")]
         if not any((ROOT / parent / "README.md").is_file() for parent in parents):
@@ -108,7 +112,9 @@ def test_no_leftovers():
     for name in tracked_files():
         path = ROOT / name
         assert not {"utils", "common", "misc"} & set(Path(name).parts), name
-        if path.suffix in {".py", ".cc", ".h", ".cmake", ".proto"} and not name.startswith("tests/tidy/"):
+        if path.suffix in {".py", ".cc", ".h", ".cu", ".cuh", ".cmake", ".proto"} and not name.startswith(
+            "tests/tidy/"
+        ):
             text = path.read_text()
             assert not re.search(r"\b(TODO|FIXME|XXX)\b(?! ?\(?#\d)", text), f"{name}: a TODO needs an issue number"
             assert not re.search(r"\bstd::cout\b|\bprintf\(", text), name

@@ -1,0 +1,98 @@
+#include "cuda/emulation/bindings.h"
+#include "cuda/launch/rows.h"
+
+namespace py = pybind11;
+
+namespace llmsrv::emulation {
+namespace {
+
+using cuda::Bf16;
+
+// Calls f with a value of the element type: float for 4-byte elements, Bf16 for 2.
+template <typename F>
+void with_type_of(const py::array& memory, const F& f) {
+  memory.itemsize() == 4 ? f(float{}) : f(Bf16{});
+}
+
+void rms_norm(const py::array& in, const py::object& stream, const py::array& weight, const py::array& out, float eps,
+              const std::string& use) {
+  with_type_of(in, [&]<typename T>(T) {
+    const cuda::RmsNormParams<T> params{pointer<T>(in),
+                                        pointer_or_null<T>(stream),
+                                        pointer<float>(weight),
+                                        pointer<T>(out),
+                                        rows_of(in),
+                                        cols_of(in),
+                                        eps};
+    cuda::rms_norm(params,
+                   use == "plain"        ? cuda::NormUse::kPlain
+                   : use == "add before" ? cuda::NormUse::kAddBefore
+                                         : cuda::NormUse::kAddAfter,
+                   nullptr);
+  });
+}
+
+void gated_mul(const py::array& in, const py::array& out, const std::string& gate) {
+  with_type_of(in, [&]<typename T>(T) {
+    const cuda::GatedMulParams<T> params{pointer<T>(in), pointer<T>(out), rows_of(out), cols_of(out)};
+    cuda::gated_mul(params, gate == "silu" ? cuda::Gate::kSilu : cuda::Gate::kGeluTanh, nullptr);
+  });
+}
+
+void gather_rows(const py::array& table, const py::array& ids, const py::array& out, float scale) {
+  with_type_of(table, [&]<typename T>(T) {
+    cuda::gather_rows<T>(
+        {pointer<T>(table), pointer<std::int32_t>(ids), pointer<T>(out), rows_of(out), cols_of(out), scale}, nullptr);
+  });
+}
+
+// cache: [blocks, 2, kv_heads, block_size, head_dim]
+void rope_store_kv(const py::array& qkv, const py::object& query_norm, const py::object& key_norm, float eps,
+                   const py::array& cos, const py::array& sin, const py::array& positions, const py::array& slot_blocks,
+                   const py::array& slot_offsets, const py::array& cache, int heads) {
+  with_type_of(qkv, [&]<typename T>(T) {
+    cuda::RopeStoreKvParams<T, T> params;
+    params.qkv = pointer<T>(qkv);
+    params.query_norm = pointer_or_null<float>(query_norm);
+    params.key_norm = pointer_or_null<float>(key_norm);
+    params.eps = eps;
+    params.cos = pointer<float>(cos);
+    params.sin = pointer<float>(sin);
+    params.positions = pointer<std::int32_t>(positions);
+    params.slot_blocks = pointer<std::int32_t>(slot_blocks);
+    params.slot_offsets = pointer<std::int32_t>(slot_offsets);
+    params.cache = kv_layout<T>(cache);
+    params.rows = rows_of(qkv);
+    params.heads = heads;
+    cuda::rope_store_kv(params, nullptr);
+  });
+}
+
+// Layers as addresses of blocks, moves as (from, to).
+void move_blocks(const std::vector<py::array>& from, const std::vector<py::array>& to, const py::array& from_blocks,
+                 const py::array& to_blocks) {
+  std::vector<unsigned char*> sources;
+  std::vector<unsigned char*> targets;
+  for (const py::array& layer : from) sources.push_back(pointer<unsigned char>(layer));
+  for (const py::array& layer : to) targets.push_back(pointer<unsigned char>(layer));
+  cuda::move_blocks(
+      {sources.data(), targets.data(), pointer<std::int32_t>(from_blocks), pointer<std::int32_t>(to_blocks),
+       static_cast<int>(from.size()), rows_of(from_blocks), static_cast<std::size_t>(from[0].shape(1))},
+      nullptr);
+}
+
+}  // namespace
+
+void bind_rows(py::module_& module) {
+  module.def("rms_norm", &rms_norm, py::arg("in_"), py::arg("stream"), py::arg("weight"), py::arg("out"),
+             py::arg("eps"), py::arg("use"));
+  module.def("gated_mul", &gated_mul, py::arg("in_"), py::arg("out"), py::arg("gate"));
+  module.def("gather_rows", &gather_rows, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"));
+  module.def("rope_store_kv", &rope_store_kv, py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),
+             py::arg("eps"), py::arg("cos"), py::arg("sin"), py::arg("positions"), py::arg("slot_blocks"),
+             py::arg("slot_offsets"), py::arg("cache"), py::arg("heads"));
+  module.def("move_blocks", &move_blocks, py::arg("from_"), py::arg("to"), py::arg("from_blocks"),
+             py::arg("to_blocks"));
+}
+
+}  // namespace llmsrv::emulation

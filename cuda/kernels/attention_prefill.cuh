@@ -1,0 +1,119 @@
+// Attention of many rows of one sequence over its cached prefix and themselves: prompt chunks.
+//
+// Work: a block of kPrefillWarps warps takes 64 packed rows of one key head and runs through all keys they see; a warp
+// has 16 of the rows. Tiles of keys and values are shared by the warps, two in flight. Grid: (most row tiles, key heads
+// * column slices, ranges). With head_dim 256 the columns of the result are cut in two slices, each block with its own
+// scores: two sets of sums of 256 columns do not fit into registers.
+// Shared memory: (64 + 2 kTileKeys)(head_dim + 8) * 2 + 2 kTileKeys (columns + 8) * 2 bytes: 51 KiB at head_dim 128.
+// Bytes moved: per 64 rows the keys and values they see, from L2 when other row tiles run beside it.
+// Assumes: head_dim is a multiple of 16; block_size a power of two.
+#pragma once
+
+#include "cuda/kernels/attention_tile.cuh"
+
+namespace llmsrv::cuda {
+
+constexpr int kPrefillWarps = 4;
+constexpr int kPrefillRows = kPrefillWarps * kTileRows;
+constexpr int kPrefillThreads = kPrefillWarps * kWarpThreads;
+
+template <int kDim>
+constexpr int kPrefillCols = kDim > 128 ? kDim / 2 : kDim;
+template <int kDim>
+constexpr std::size_t kPrefillSharedBytes =
+    ((kPrefillRows + 2 * kTileKeys) * kPitch<kDim> + 2 * kTileKeys * kPitch<kPrefillCols<kDim>>)*sizeof(Bf16);
+
+// The segments of a row so far; starts like RowState.
+template <int kCols>
+__device__ inline void merge_segment(RowState<kCols>& total, RowState<kCols>& part) {
+  finish_segment(part);
+  LLMSRV_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const MergeFactors factors = merge_maxima(total.max[half], part.max[half]);
+    total.sum[half] = merge(total.sum[half], part.sum[half], factors);
+    LLMSRV_UNROLL
+    for (int n = 0; n < kCols / 8; ++n) {
+      LLMSRV_UNROLL
+      for (int i = half * 2; i < half * 2 + 2; ++i) total.out[n][i] = merge(total.out[n][i], part.out[n][i], factors);
+    }
+  }
+  part.clear();
+}
+
+template <int kDim, int kCols>
+__device__ inline void store_rows(const AttentionParams& p, const TileOfRows& tile, int first_row, int first_col,
+                                  const RowState<kCols>& total) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + lane / 4 + half * 8;
+    if (!tile.holds(row)) continue;
+    const auto step_row = static_cast<std::size_t>(tile.range.first_row + tile.token(row));
+    Bf16* out = p.out +
+                (step_row * static_cast<std::size_t>(p.heads) + static_cast<std::size_t>(tile.head(row))) * kDim +
+                first_col + lane % 4 * 2;
+    LLMSRV_UNROLL
+    for (int n = 0; n < kCols / 8; ++n) {
+      *reinterpret_cast<std::uint32_t*>(out + n * 8) =
+          pack_pair(total.out[n][half * 2] / total.sum[half], total.out[n][half * 2 + 1] / total.sum[half]);
+    }
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const AttentionParams p) {
+  LLMSRV_DYNAMIC_SHARED(shared);
+  constexpr int kCols = kPrefillCols<kDim>;
+  constexpr int kKeyElements = kTileKeys * kPitch<kDim>;
+  constexpr int kValueElements = kTileKeys * kPitch<kCols>;
+  Bf16* queries = reinterpret_cast<Bf16*>(shared);
+  Bf16* keys = queries + kPrefillRows * kPitch<kDim>;  // [2][kTileKeys][kPitch]
+  Bf16* values = keys + 2 * kKeyElements;
+  const int kv_heads = p.cache.kv_heads;
+  const TileOfRows tile{p.ranges[blockIdx.z], static_cast<int>(blockIdx.x) * kPrefillRows, p.heads / kv_heads,
+                        static_cast<int>(blockIdx.y) % kv_heads, p.window};
+  if (!tile.holds(0)) return;
+  const int first_col = static_cast<int>(blockIdx.y) / kv_heads * kCols;
+  const int warp_row = static_cast<int>(threadIdx.x) / kWarpThreads * kTileRows;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  int first[2];
+  int last[2];
+  LLMSRV_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp_row + lane / 4 + half * 8;
+    first[half] = tile.first_key(row);
+    last[half] = tile.holds(row) ? tile.position(row) : -1;
+  }
+  const std::int32_t* blocks = p.block_ids + tile.range.first_block;
+  const int last_row = min(kPrefillRows, tile.range.row_count * tile.group - tile.first) - 1;
+  const int end = tile.position(last_row) + 1;
+  const int begin = tile.first_key(0) / kSegmentKeys * kSegmentKeys;
+  const int tiles = ceil_div(end - begin, kTileKeys);
+  const auto load = [&](int index) {
+    const int stage = index % 2;
+    load_tile<kDim, kCols>(p.cache, blocks, tile.kv_head, begin + index * kTileKeys, tile.first_key(0), end, first_col,
+                           kPrefillThreads, keys + stage * kKeyElements, values + stage * kValueElements);
+  };
+
+  RowState<kCols> total;
+  RowState<kCols> part;
+  total.clear();
+  part.clear();
+  load_queries<kDim>(p, tile, kPrefillRows, kPrefillThreads, queries);
+  load(0);
+  commit_copies();
+  for (int index = 0; index < tiles; ++index) {
+    if (index + 1 < tiles) load(index + 1);
+    commit_copies();
+    wait_for_copies<1>();
+    __syncthreads();  // the other threads' copies of this tile are there
+    const int stage = index % 2;
+    attend_tile<kDim, kCols>(p, queries + warp_row * kPitch<kDim>, keys + stage * kKeyElements,
+                             values + stage * kValueElements, first, last, begin + index * kTileKeys, part);
+    if ((index + 1) % (kSegmentKeys / kTileKeys) == 0 || index + 1 == tiles) merge_segment(total, part);
+    __syncthreads();  // all warps have read the tile that the next load overwrites
+  }
+  store_rows<kDim, kCols>(p, tile, warp_row, first_col, total);
+}
+
+}  // namespace llmsrv::cuda

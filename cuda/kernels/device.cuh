@@ -1,0 +1,229 @@
+// Everything in which nvcc and the emulated build differ: single instructions, shared memory, launches. The only file
+// of the kernels that asks which of the two compiles it.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace llmsrv::cuda {
+
+using Bf16 = __nv_bfloat16;
+using Half = __half;
+using Stream = cudaStream_t;
+
+constexpr int kWarpThreads = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct Grid {
+  dim3 blocks;
+  dim3 threads;
+  std::size_t shared_bytes = 0;  // dynamic
+};
+
+#if defined(__CUDACC__)
+
+#define LLMSRV_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define LLMSRV_SHARED(type, name, count) __shared__ type name[count]
+#define LLMSRV_UNROLL _Pragma("unroll")
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
+}
+
+// Starts a copy of 16 bytes from global to shared memory; writes zeros and reads nothing unless `wanted`.
+__device__ __forceinline__ void copy_async_16(void* to, const void* from, bool wanted) {
+  const int bytes = wanted ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kGroups of this thread's groups are under way. Other threads' copies need a barrier behind it.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8. Lane i receives of each
+// matrix elements 2 (i % 4) and + 1 of row i / 4; transposed, of column i / 4.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(std::uint32_t (&registers)[4], const void* row) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  }
+}
+
+// d += a b: a [16, 16] by rows, b [16, 8] by columns, bf16 with float sums. With g = lane / 4, t = 2 (lane % 4):
+//   a: rows g, g + 8, g, g + 8; columns t, t + 1 (registers 0, 1) and t + 8, t + 9 (registers 2, 3)
+//   b: column g; rows t, t + 1 (register 0) and t + 8, t + 9 (register 1)
+//   d: row g: columns t, t + 1; row g + 8: the same
+__device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// a - b of two pairs of bf16.
+__device__ __forceinline__ std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 difference =
+      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&difference);
+}
+
+__device__ __forceinline__ Half half_of_bits(std::uint16_t bits) { return __ushort_as_half(bits); }
+__device__ __forceinline__ std::uint16_t bits_of(Bf16 value) { return __bfloat16_as_ushort(value); }
+
+template <typename... P, typename... A>
+void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... arguments) {
+  cudaError_t error = cudaSuccess;
+  if (grid.shared_bytes > 48 << 10) {
+    error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream>>>(P(std::forward<A>(arguments))...);
+    error = cudaGetLastError();
+  }
+  if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA launch: ") + cudaGetErrorString(error));
+}
+
+#else
+
+#define LLMSRV_DYNAMIC_SHARED(name) unsigned char* name = ::llmsrv::emulation::context->shared
+#define LLMSRV_SHARED(type, name, count)     \
+  static const char name##_key = 0;          \
+  auto& name = *static_cast<type(*)[count]>( \
+      ::llmsrv::emulation::static_shared(&name##_key, sizeof(type[count]), alignof(type)))
+#define LLMSRV_UNROLL
+
+inline void copy_async_16(void* to, const void* from, bool wanted, LLMSRV_HERE) {
+  emulation::copy_async(to, from, 16, wanted, location);
+}
+inline void commit_copies() { emulation::commit_copies(); }
+template <int kGroups>
+void wait_for_copies(LLMSRV_HERE) {
+  emulation::wait_for_copies(kGroups, location);
+}
+
+template <bool kTransposed>
+void load_matrices(std::uint32_t (&registers)[4], const void* row, LLMSRV_HERE) {
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) emulation::fail("a matrix row is not aligned", location);
+  unsigned arrived;
+  const emulation::Slot* slots =
+      emulation::exchange(kAllLanes, emulation::Collective::kLoadMatrix, &row, sizeof row, &arrived, location);
+  const int lane = static_cast<int>(emulation::context->current->lane);
+  const int group = lane / 4;
+  const int pair = lane % 4 * 2;
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const auto at = [&](int y, int x) {
+      const std::uint16_t* values;
+      std::memcpy(&values, slots[matrix * 8 + y].bytes, sizeof values);
+      return static_cast<std::uint32_t>(values[x]);
+    };
+    registers[matrix] =
+        kTransposed ? at(pair, group) | at(pair + 1, group) << 16 : at(group, pair) | at(group, pair + 1) << 16;
+  }
+}
+
+inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], LLMSRV_HERE) {
+  const std::uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  unsigned arrived;
+  const emulation::Slot* slots =
+      emulation::exchange(kAllLanes, emulation::Collective::kMatrixMultiply, mine, sizeof mine, &arrived, location);
+  if (arrived != kAllLanes) emulation::fail("a matrix multiplication lacks lanes", location);
+  const auto element = [&](int lane, int index, int half) {
+    std::uint32_t word;
+    std::memcpy(&word, slots[lane].bytes + 4 * index, sizeof word);
+    return std::bit_cast<float>(half ? word & 0xffff0000u : word << 16);
+  };
+  const int lane = static_cast<int>(emulation::context->current->lane);
+  for (int i = 0; i < 4; ++i) {
+    const int column = lane % 4 * 2 + i % 2;
+    float sum = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      const int pair = k % 8 / 2;
+      const int upper = k / 8;
+      sum += element(lane / 4 * 4 + pair, upper * 2 + i / 2, k % 2) * element(column * 4 + pair, 4 + upper, k % 2);
+    }
+    d[i] += sum;
+  }
+}
+
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const auto value = [&](std::uint32_t pair) { return bf16_to_float(static_cast<std::uint16_t>(pair >> half)); };
+    result |= static_cast<std::uint32_t>(float_to_bf16(value(a) - value(b))) << half;
+  }
+  return result;
+}
+inline Half half_of_bits(std::uint16_t bits) { return {bits}; }
+inline std::uint16_t bits_of(Bf16 value) { return value.bits; }
+
+template <typename... P, typename... A>
+void launch(void (*kernel)(P...), const Grid& grid, Stream, A&&... arguments) {
+  emulation::launch(kernel, {grid.blocks, grid.threads, grid.shared_bytes}, std::forward<A>(arguments)...);
+}
+
+#endif
+
+__host__ __device__ __forceinline__ float to_float(float value) { return value; }
+__host__ __device__ __forceinline__ float to_float(Bf16 value) { return __bfloat162float(value); }
+template <typename T>
+__host__ __device__ __forceinline__ T from_float(float value);
+template <>
+__host__ __device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__host__ __device__ __forceinline__ Bf16 from_float<Bf16>(float value) {
+  return __float2bfloat16(value);
+}
+
+// Two bf16 in one register, the first in the low half.
+__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
+  return bits_of(__float2bfloat16(low)) | static_cast<std::uint32_t>(bits_of(__float2bfloat16(high))) << 16;
+}
+
+// 16 bytes of elements: what one load or store moves.
+template <typename T>
+struct alignas(16) Chunk {
+  static constexpr int kCount = 16 / sizeof(T);
+  T values[kCount];
+};
+template <typename T>
+__device__ __forceinline__ Chunk<T> load_chunk(const T* from) {
+  Chunk<T> chunk;
+  *reinterpret_cast<uint4*>(chunk.values) = *reinterpret_cast<const uint4*>(from);
+  return chunk;
+}
+template <typename T>
+__device__ __forceinline__ void store_chunk(T* to, const Chunk<T>& chunk) {
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk.values);
+}
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace llmsrv::cuda

@@ -1,0 +1,24 @@
+// Launches of paged attention. Each returns at once; errors of the launch throw. No ranges: no launch.
+#pragma once
+
+#include "cuda/kernels/attention_prefill.cuh"
+#include "cuda/kernels/attention_segments.cuh"
+
+namespace llmsrv::cuda {
+
+// Bounds over the ranges of a launch; larger ones cost blocks that leave at once, so that a captured graph may use the
+// largest that it will see.
+struct AttentionGrid {
+  int ranges = 0;
+  int rows_max = 0;      // of a range
+  int segments_max = 0;  // of a range, segments only
+};
+
+// Few rows each, over contexts of any length. `partials` has room for segments * rows of each range.
+// Both throw std::invalid_argument for a head size without a kernel: 64, 80, 96, 128 and 256 have one.
+void attend_segments(const AttentionParams& params, const AttentionGrid& grid, const SegmentPartials& partials,
+                     Stream stream);
+// Many rows each.
+void attend_prefill(const AttentionParams& params, const AttentionGrid& grid, Stream stream);
+
+}  // namespace llmsrv::cuda

@@ -1,0 +1,131 @@
+"""Runs emulated kernels under one order of threads, with watched outputs, and knows bf16 and poisoned memory."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager
+
+import numpy as np
+
+GUARD_ELEMENTS = 256
+CASES = []  # every check of kernels: function(machine) raises when a result is wrong
+BARRIER_CASES = []  # those that are also run with barriers left out: each kernel in one of them
+
+
+def kernel_case(function):
+    """Registers a check that also notices a missing barrier."""
+    BARRIER_CASES.append(function)
+    return further_case(function)
+
+
+def further_case(function):
+    """Registers a check of kernels whose barriers another case looks after."""
+    CASES.append(function)
+    return function
+
+
+class RaceError(AssertionError):
+    """Two accesses to one byte without a barrier between them."""
+
+
+def modules():
+    """The emulated builds that are here: plain, and the race checker unless this is a sanitizer build."""
+    from llmsrv import _emulated
+
+    try:
+        return {"plain": _emulated, "race": importlib.import_module("llmsrv._emulated_race")}
+    except ImportError:
+        return {"plain": _emulated}
+
+
+class Machine:
+    """One build of the emulator under one order of threads."""
+
+    def __init__(self, module, order: str, seed: int = 1) -> None:
+        self.module = module
+        self.order = order
+        self.seed = seed
+
+    def run(self, kernel: str, written: dict[str, np.ndarray], /, **arguments) -> None:
+        """Launches; the written arrays are watched for races between blocks too."""
+        self.module.set_order(self.order, self.seed)
+        self.module.take_race()
+        for name, array in written.items():
+            self.module.watch(array, name)
+        try:
+            getattr(self.module, kernel)(**written, **arguments)
+        finally:
+            self.module.unwatch()
+        race = self.module.take_race()
+        if race:
+            raise RaceError(race)
+
+    @contextmanager
+    def without(self, site):
+        """Leaves one barrier or wait out."""
+        self.module.leave_out(*site)
+        try:
+            yield
+        finally:
+            self.module.leave_out_nothing()
+
+
+def to_bf16(values) -> np.ndarray:
+    """Rounds to nearest even, as uint16."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bf16(bits) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def stored(values, dtype) -> np.ndarray:
+    """Values as the kernels hold them, between guards of NaN: what is read beside them shows in the result."""
+    values = to_bf16(values) if dtype == "bf16" else np.asarray(values, np.float32)
+    whole = poison(values.size + 2 * GUARD_ELEMENTS, dtype)
+    inner = whole[GUARD_ELEMENTS:-GUARD_ELEMENTS].reshape(values.shape)
+    inner[...] = values
+    return inner
+
+
+def unwritten(shape, dtype) -> np.ndarray:
+    """Room for a result, NaN all over, between guards."""
+    whole = poison(int(np.prod(shape)) + 2 * GUARD_ELEMENTS, dtype)
+    return whole[GUARD_ELEMENTS:-GUARD_ELEMENTS].reshape(shape)
+
+
+def poison(count, dtype) -> np.ndarray:
+    """NaN of the type, starting at a multiple of 64 bytes."""
+    item = 2 if dtype == "bf16" else 4
+    raw = np.empty(count * item + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    whole = raw[start : start + count * item].view(np.uint16 if item == 2 else np.float32)
+    whole[...] = 0x7FC0 if item == 2 else np.nan
+    return whole
+
+
+def values_of(array) -> np.ndarray:
+    """What a result means, in double precision; the guards beside it must be as they were."""
+    as_float = from_bf16 if array.dtype == np.uint16 else np.asarray
+    raw = array.base
+    first = array.ctypes.data - raw.ctypes.data
+    guard_bytes = GUARD_ELEMENTS * array.itemsize
+    for start in (first - guard_bytes, first + array.nbytes):
+        guard = raw[start : start + guard_bytes].view(array.dtype)
+        assert np.isnan(as_float(guard)).all(), "something was written beside the result"
+    return as_float(array).astype(np.float64)
+
+
+def assert_near(actual, expected, absolute, relative=0.0):
+    """NaN places first, then |actual - expected| <= absolute * rms(expected) + relative * |expected|."""
+    assert actual.shape == expected.shape
+    assert np.array_equal(np.isnan(actual), np.isnan(expected)), "NaN in other places"
+    scale = np.sqrt(np.mean(expected * expected)) if expected.size else 0.0
+    wrong = np.abs(actual - expected) > absolute * scale + relative * np.abs(expected)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.size} too far, first at {at}: got {actual[at]!r}, expected {expected[at]!r}"
+        )

@@ -1,0 +1,148 @@
+"""The kernels that work row by row, against NumPy in double precision."""
+
+import numpy as np
+from machine import assert_near, from_bf16, kernel_case, stored, unwritten, values_of
+
+ROWS_AND_COLS = [(1, 8), (3, 40), (2, 1000), (1, 2048), (2, 2312)]
+TOLERANCE = {"f32": (3e-6, 1e-6), "bf16": (1e-6, 2.0**-8)}
+
+
+def numbers(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def as_read(array):
+    """The stored values as the kernel reads them."""
+    return (from_bf16(array) if array.dtype == np.uint16 else array).astype(np.float64)
+
+
+def rounded(values, dtype):
+    return as_read(stored(values.astype(np.float32), dtype))
+
+
+def normed(x, weight, eps):
+    return x * weight / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+@kernel_case
+def rms_norm(machine):
+    rng = np.random.default_rng(1)
+    for dtype in TOLERANCE:
+        for rows, cols in ROWS_AND_COLS:
+            source, weight = stored(numbers(rng, rows, cols), dtype), stored(numbers(rng, cols), "f32")
+            out = unwritten((rows, cols), dtype)
+            machine.run("rms_norm", {"out": out}, in_=source, stream=None, weight=weight, eps=1e-5, use="plain")
+            assert_near(values_of(out), normed(as_read(source), as_read(weight), 1e-5), *TOLERANCE[dtype])
+
+
+@kernel_case
+def rms_norm_with_the_residual_stream(machine):
+    rng = np.random.default_rng(2)
+    for dtype in TOLERANCE:
+        for rows, cols in ROWS_AND_COLS[1:3]:
+            source, weight = stored(numbers(rng, rows, cols), dtype), stored(numbers(rng, cols), "f32")
+            stream, out = stored(numbers(rng, rows, cols), dtype), unwritten((rows, cols), dtype)
+            before = as_read(stream)
+            machine.run(
+                "rms_norm", {"out": out, "stream": stream}, in_=source, weight=weight, eps=1e-6, use="add before"
+            )
+            added = rounded(before + as_read(source), dtype)
+            assert_near(values_of(stream), added, *TOLERANCE[dtype])
+            assert_near(values_of(out), normed(as_read(stream), as_read(weight), 1e-6), *TOLERANCE[dtype])
+
+            out = stored(numbers(rng, rows, cols), dtype)
+            before = as_read(out)
+            machine.run("rms_norm", {"out": out}, in_=source, stream=None, weight=weight, eps=1e-6, use="add after")
+            expected = before + normed(as_read(source), as_read(weight), 1e-6)
+            assert_near(values_of(out), expected, *TOLERANCE[dtype])
+
+
+@kernel_case
+def gated_mul(machine):
+    rng = np.random.default_rng(3)
+    for dtype in TOLERANCE:
+        for rows, cols in ROWS_AND_COLS:
+            source = stored(4 * numbers(rng, rows, 2 * cols), dtype)
+            a, b = np.split(as_read(source), 2, axis=1)
+            gelu = 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)
+            for name, u in (("silu", a), ("gelu", gelu)):
+                out = unwritten((rows, cols), dtype)
+                machine.run("gated_mul", {"out": out}, in_=source, gate=name)
+                assert_near(values_of(out), a / (1 + np.exp(-u)) * b, *TOLERANCE[dtype])
+
+
+@kernel_case
+def gather_rows(machine):
+    rng = np.random.default_rng(4)
+    for dtype in TOLERANCE:
+        for rows, cols in [*ROWS_AND_COLS, (0, 8)]:
+            table = stored(numbers(rng, 7, cols), dtype)
+            ids = rng.integers(0, 7, rows, dtype=np.int32)
+            out = unwritten((rows, cols), dtype)
+            machine.run("gather_rows", {"out": out}, table=table, ids=ids, scale=2.5)
+            assert_near(values_of(out), rounded(2.5 * as_read(table)[ids], dtype), *TOLERANCE[dtype])
+
+
+def rotated(x, cos, sin):
+    low, high = np.split(x, 2, axis=-1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+
+
+@kernel_case
+def rope_store_kv(machine):
+    rng = np.random.default_rng(5)
+    for dtype in TOLERANCE:
+        for heads, kv_heads, dim, norms in [(4, 2, 64, False), (3, 1, 80, True), (2, 2, 256, True), (5, 1, 96, False)]:
+            check_rope_store_kv(machine, rng, dtype, (heads, kv_heads, dim), norms)
+
+
+def check_rope_store_kv(machine, rng, dtype, shape, norms):
+    heads, kv_heads, dim = shape
+    rows, blocks, block_size = 3, 4, 8
+    qkv = stored(numbers(rng, rows, (heads + 2 * kv_heads) * dim), dtype)
+    before = as_read(qkv).reshape(rows, -1, dim)
+    angles = np.outer(np.arange(40), 1 / 100 ** (np.arange(dim // 2) / (dim // 2)))
+    cos, sin = stored(np.cos(angles), "f32"), stored(np.sin(angles), "f32")
+    weights = [stored(numbers(rng, dim), "f32") if norms else None for _ in range(2)]
+    positions = np.array([0, 39, 17], np.int32)
+    slots = np.array([[3, 0], [0, 7], [1, 5]], np.int32)
+    cache = unwritten((blocks, 2, kv_heads, block_size, dim), dtype)
+    machine.run(
+        "rope_store_kv", {"qkv": qkv, "cache": cache}, query_norm=weights[0], key_norm=weights[1], eps=1e-6,
+        cos=cos, sin=sin, positions=positions, slot_blocks=slots[:, 0].copy(), slot_offsets=slots[:, 1].copy(),
+        heads=heads,
+    )  # fmt: skip
+
+    queries, keys, values = np.split(before, [heads, heads + kv_heads], axis=1)
+    if norms:
+        queries = normed(queries, as_read(weights[0]), 1e-6)
+        keys = normed(keys, as_read(weights[1]), 1e-6)
+    turns = [as_read(table)[positions][:, None] for table in (cos, sin)]
+    after = values_of(qkv).reshape(rows, -1, dim)
+    absolute, relative = TOLERANCE[dtype]
+    assert_near(after[:, :heads], rotated(queries, *turns), absolute, relative)
+    assert np.array_equal(after[:, heads:], before[:, heads:])
+    expected = np.full(cache.shape, np.nan)
+    for row, (block, offset) in enumerate(slots):
+        expected[block, 0, :, offset] = rotated(keys, *turns)[row]
+        expected[block, 1, :, offset] = values[row]
+    written = ~np.isnan(expected)
+    actual = values_of(cache)
+    assert np.array_equal(np.isnan(actual), ~written), "other slots were written"
+    assert_near(actual[written], expected[written], absolute, relative)
+
+
+@kernel_case
+def move_blocks(machine):
+    rng = np.random.default_rng(6)
+    for block_bytes in (16, 2064):
+        layers = [rng.integers(0, 256, (6, block_bytes), np.uint8) for _ in range(2)]
+        expected = [layer.copy() for layer in layers]
+        moves = [(0, 3), (3, 4), (5, 0), (0, 5)]  # later ones read what earlier ones wrote
+        for source, target in moves:
+            for layer in expected:
+                layer[target] = layer[source]
+        sources, targets = (np.array(side, np.int32) for side in zip(*moves, strict=True))
+        machine.run("move_blocks", {}, from_=layers, to=layers, from_blocks=sources, to_blocks=targets)
+        for layer, after in zip(layers, expected, strict=True):
+            assert np.array_equal(layer, after)
