@@ -77,7 +77,7 @@ class Daemon:
     def health_of(self, service=""):
         return self.health.Check(health_pb2.HealthCheckRequest(service=service)).status
 
-    def wait_until_idle(self, timeout_s=2.0):
+    def wait_until_idle(self, timeout_s=10.0):
         """Within this time nothing runs, nothing waits and no KV block is held."""
         end = time.monotonic() + timeout_s
         while True:

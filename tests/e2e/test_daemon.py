@@ -62,7 +62,7 @@ def test_from_loading_to_drained(own_daemon):
     assert [answer.usage.completion_tokens for answer in answers] == [400] * 4
     began = time.monotonic()
     assert daemon.wait() == 0
-    assert time.monotonic() - began < 5  # the open health watch does not hold it up
+    assert time.monotonic() - began < 20  # the open health watch does not hold it up
     assert "Traceback" not in "\n".join(daemon.lines)
 
 

@@ -42,7 +42,7 @@ def test_drain_and_resume_with_a_watcher_then_sigterm(own_daemon):
     daemon = own_daemon()
     watch = daemon.health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
-    running = stream(daemon, request(max_tokens=300))
+    running = stream(daemon, request(max_tokens=900))
     first = next(running)
     draining = daemon.admin.Drain(admin_pb2.DrainRequest())
     progress = next(draining)
@@ -52,7 +52,7 @@ def test_drain_and_resume_with_a_watcher_then_sigterm(own_daemon):
         daemon.inference.Generate(request())
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert details(caught.value)["RetryInfo"].retry_delay.seconds == 1
-    assert merged([first, *running]).usage.completion_tokens == 300
+    assert merged([first, *running]).usage.completion_tokens == 900
     assert [(each.state, each.in_flight) for each in draining][-1] == (admin_pb2.SERVER_STATE_DRAINED, 0)
     assert daemon.admin.Resume(admin_pb2.ResumeRequest()).state == admin_pb2.SERVER_STATE_SERVING
     assert next(watch).status == SERVING
@@ -63,7 +63,7 @@ def test_drain_and_resume_with_a_watcher_then_sigterm(own_daemon):
     began = time.monotonic()
     daemon.signal()
     assert daemon.wait() == 0
-    assert time.monotonic() - began < 10  # the watch does not hold it up
+    assert time.monotonic() - began < 20  # the watch does not hold it up
     assert "Traceback" not in "\n".join(daemon.lines)
 
 

@@ -65,7 +65,7 @@ def run(test, **options):
 
     async def body():
         async with Served(**options) as served:
-            await asyncio.wait_for(test(served), 30)
+            await asyncio.wait_for(test(served), 60)
 
     asyncio.run(body())
 
