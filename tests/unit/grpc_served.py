@@ -1,6 +1,7 @@
 """A gRPC server over a scripted engine, in the test's own loop, and what its tests share."""
 
 import asyncio
+import gc
 
 import grpc
 import grpc.aio
@@ -68,6 +69,21 @@ def run(test, **options):
             await asyncio.wait_for(test(served), 60)
 
     asyncio.run(body())
+
+
+def run_without_collector(test):
+    """The same; what is not freed by its last reference stays."""
+    gc.collect()
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
+
+
+def living(*kinds):
+    """Objects of exactly these types. Their type is asked for, not isinstance(): modules of others warn of that."""
+    return [each for each in gc.get_objects() if type(each) in kinds]
 
 
 async def rest_of(call):

@@ -1,13 +1,12 @@
 """BatchGenerate over a scripted engine: each item ends for itself, few are in flight, nothing is left behind."""
 
 import asyncio
-import gc
 
 import grpc
 import grpc.aio
 import pytest
 from fakes import FakeOutput, core_error, finish
-from grpc_served import details, reason, run, until
+from grpc_served import details, living, reason, run, run_without_collector, until
 
 from llmsrv.errors import Code
 from llmsrv.generation import Generation
@@ -186,11 +185,6 @@ def test_items_are_freed_without_the_garbage_collector():
         answer_all(served)
         assert len([each async for each in call]) == 10
         await asyncio.sleep(0.05)
-        assert [each for each in gc.get_objects() if isinstance(each, Generation)] == []
+        assert living(Generation) == []
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(test)
-    finally:
-        gc.enable()
+    run_without_collector(test)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import sys
 from unittest.mock import Mock
 
@@ -11,7 +10,7 @@ import grpc.aio
 import pytest
 from fakes import FakeOutput, core_error, finish
 from grpc_health.v1 import health_pb2
-from grpc_served import NOT_SERVING, SERVING, details, reason, run
+from grpc_served import NOT_SERVING, SERVING, details, living, reason, run, run_without_collector
 
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError
@@ -290,15 +289,10 @@ def test_a_request_is_freed_when_it_ends(how):
         while served.service.in_flight:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        kept = [each for each in gc.get_objects() if isinstance(each, Generation | ServiceError)]
+        kept = living(Generation, ServiceError)
         assert kept == []
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(test)
-    finally:
-        gc.enable()
+    run_without_collector(test)
 
 
 def test_channelz_says_what_it_needs(monkeypatch):

@@ -1,14 +1,13 @@
 """GenerateSession over a scripted engine: many requests on one stream, told apart by their ids."""
 
 import asyncio
-import gc
 from collections import defaultdict
 
 import grpc
 import grpc.aio
 import pytest
 from fakes import FakeOutput, core_error, finish
-from grpc_served import details, reason, run, until
+from grpc_served import details, living, reason, run, run_without_collector, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -313,15 +312,10 @@ def test_requests_are_freed_without_the_garbage_collector(how):
             client.call.cancel()
         await until(lambda: not served.service.in_flight)
         await asyncio.sleep(0.05)
-        assert [each for each in gc.get_objects() if isinstance(each, Generation | ServiceError)] == []
+        assert living(Generation, ServiceError) == []
         client.call.cancel()
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(test)
-    finally:
-        gc.enable()
+    run_without_collector(test)
 
 
 ACTIONS = st.lists(
