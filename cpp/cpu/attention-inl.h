@@ -90,8 +90,11 @@ struct Fma : Cache {
   using Query = float;                             // what a row of queries becomes
   static constexpr int kOperandsPerKeyVector = 2;  // registers of a tile beside its sums
 
-  // `room`: [head_dim] floats
-  static const Query* prepare_query(const float* query, int, float*) { return query; }
+  // The queries of an item, where they do not stay as they are.
+  struct Room {};
+  static const Query* prepare_query(const float* query, int, Room&, int) { return query; }
+
+  static Vec::F exponential(Vec::F x) { return exp(x); }
 
   // As dot_tile.
   template <typename V, int kVectors, int kQueries, typename Ahead>
@@ -306,18 +309,10 @@ void score_span(const Context& context, const typename Math::Query* const* queri
   }
 }
 
-// scores[q][position - base] = q . k for every position of the segment up to the last that any query sees. Where p V
-// comes to, there is room for the queries in the meantime.
+// scores[q][position - base] = q . k for every position of the segment up to the last that any query sees.
 template <typename V, typename Math>
-void compute_scores(const Context& context) {
-  const AttentionItem& item = context.item;
-  const typename Math::Query* queries[kQueryTile];
-  for (int q = 0; q < item.query_count; ++q) {
-    const float* query = context.task.queries + query_row(context.task, item, q) * context.task.query_stride +
-                         query_column(context.task, item, q);
-    queries[q] = Math::prepare_query(query, context.task.head_dim, context.query_sums(q));
-  }
-  with_count<kQueryTile>(item.query_count, [&](auto count) {
+void compute_scores(const Context& context, const typename Math::Query* const* queries) {
+  with_count<kQueryTile>(context.item.query_count, [&](auto count) {
     constexpr int kQueries = decltype(count)::value;
     constexpr int kVectors = power_of_two_in(vectors_for(kQueries, 1, Math::kOperandsPerKeyVector));
     score_span<V, Math, kVectors, kQueries>(context, queries, 0, vectors_of<V>(context));
@@ -330,39 +325,38 @@ Span whole_vectors(const Context& context, int q) {
           round_up(context.seen[q].end - context.base, Vec::kLanes)};
 }
 
-// Scales query q's scores, bends them by the soft cap, makes those that it does not see -infinity; returns the largest.
-float scale_scores(const Context& context, int q) {
+// The softmax is of scores times this: of what the soft cap has bent, where there is one.
+float scale_of_scores(const AttentionTask& task) { return task.soft_cap != nullptr ? *task.soft_cap : task.scale; }
+
+// Bends query q's scores by the soft cap, makes those that it does not see -infinity; returns the largest, scaled.
+float find_maximum(const Context& context, int q) {
   constexpr float kLowest = -3.402823466e38f;  // -infinity can be subtracted from it
   const AttentionTask& task = context.task;
   const Span span = whole_vectors(context, q);
   float* scores = context.query_scores(q);
-  float scale = task.scale;
   if (task.soft_cap != nullptr) {
-    const Vec::F bend = Vec::set1(scale / *task.soft_cap);
+    const Vec::F bend = Vec::set1(task.scale / *task.soft_cap);
     for (int i = span.begin; i < span.end; i += Vec::kLanes) {
       Vec::store(scores + i, tanh(Vec::mul(Vec::load(scores + i), bend)));
     }
-    scale = *task.soft_cap;
   }
   for (int i = span.begin; i < context.seen[q].begin - context.base; ++i) scores[i] = -__builtin_inff();
   for (int i = context.seen[q].end - context.base; i < span.end; ++i) scores[i] = -__builtin_inff();
   Vec::F largest = Vec::set1(kLowest);
-  for (int i = span.begin; i < span.end; i += Vec::kLanes) {
-    const Vec::F scaled = Vec::mul(Vec::load(scores + i), Vec::set1(scale));
-    Vec::store(scores + i, scaled);
-    largest = Vec::max(scaled, largest);
-  }
-  return Vec::largest(largest);
+  for (int i = span.begin; i < span.end; i += Vec::kLanes) largest = Vec::max(Vec::load(scores + i), largest);
+  return max_of(kLowest, Vec::largest(largest) * scale_of_scores(task));
 }
 
-// Turns query q's scores into weights p = e^(score - maximum); returns their sum.
+// Turns query q's scores into weights p = e^(scale * score - maximum); returns their sum.
 template <typename Math>
 float exponentiate(const Context& context, int q, float maximum) {
   const Span span = whole_vectors(context, q);
+  const Vec::F scale = Vec::set1(scale_of_scores(context.task));
+  const Vec::F offset = Vec::set1(-maximum);
   float* scores = context.query_scores(q);
   typename Math::Weights weights;
   for (int i = span.begin; i < span.end; i += Vec::kLanes) {
-    weights.store(scores, i, exp(Vec::sub(Vec::load(scores + i), Vec::set1(maximum))));
+    weights.store(scores, i, Math::exponential(Vec::fma(Vec::load(scores + i), scale, offset)));
   }
   return weights.sum();
 }
@@ -491,10 +485,11 @@ void add_all_values(const Context& context) {
 }
 
 template <typename V, typename Math>
-void attend(const Context& context, float* maxima, float* sums, int stride) {
-  compute_scores<V, Math>(context);
+void attend(const Context& context, const typename Math::Query* const* prepared, float* maxima, float* sums,
+            int stride) {
+  compute_scores<V, Math>(context, prepared);
   const int queries = context.item.query_count;
-  for (int q = 0; q < queries; ++q) maxima[q * stride] = scale_scores(context, q);
+  for (int q = 0; q < queries; ++q) maxima[q * stride] = find_maximum(context, q);
   for (int q = 0; q < queries; ++q) sums[q * stride] = exponentiate<Math>(context, q, maxima[q * stride]);
   // The value's scale goes into p. Positions that a query does not see become anything, and are never read again.
   if constexpr (Math::kHasScales) multiply_by_scales<V>(context, 0, vectors_of<V>(context), kValueScales);
@@ -502,7 +497,8 @@ void attend(const Context& context, float* maxima, float* sums, int stride) {
 }
 
 template <typename Math>
-void attention_segment(const AttentionTask& task, const AttentionItem& item, int segment, const Partials& partials) {
+void attention_segment(const AttentionTask& task, const AttentionItem& item,
+                       const typename Math::Query* const* prepared, int segment, const Partials& partials) {
   alignas(64) float scores[kQueryTile * kSegment];
   Context context{
       .task = task,
@@ -534,9 +530,9 @@ void attention_segment(const AttentionTask& task, const AttentionItem& item, int
 
   const int at = first * partials.segments + segment - partials.first_segment;
   if (task.block_size >= Vec::kLanes) {
-    attend<Vec, Math>(context, partials.maxima + at, partials.sums + at, partials.segments);
+    attend<Vec, Math>(context, prepared + first, partials.maxima + at, partials.sums + at, partials.segments);
   } else {
-    attend<NarrowVec, Math>(context, partials.maxima + at, partials.sums + at, partials.segments);
+    attend<NarrowVec, Math>(context, prepared + first, partials.maxima + at, partials.sums + at, partials.segments);
   }
 }
 
@@ -544,8 +540,14 @@ template <typename Math>
 void attention(const AttentionTask& task, const AttentionItem& item, int first_segment, int end_segment,
                float* partials) {
   const Partials results = partials_of(task, item, partials);
+  typename Math::Room room;
+  const typename Math::Query* prepared[kQueryTile];
+  for (int q = 0; q < item.query_count; ++q) {
+    const float* query = task.queries + query_row(task, item, q) * task.query_stride + query_column(task, item, q);
+    prepared[q] = Math::prepare_query(query, task.head_dim, room, q);
+  }
   for (int segment = first_segment; segment < end_segment; ++segment) {
-    attention_segment<Math>(task, item, segment, results);
+    attention_segment<Math>(task, item, prepared, segment, results);
   }
 }
 

@@ -23,18 +23,20 @@ struct LinearTask {
   ptrdiff_t out_stride;
 };
 
+constexpr int kMostHeadDim = 256;
+
 // What all shares of one attention call have in common.
 struct AttentionTask {
   const float* queries;  // first row of qkv: the queries stand first in a row
   ptrdiff_t query_stride;
-  int group;  // query heads per kv head
-  int head_dim;
+  int group;     // query heads per kv head
+  int head_dim;  // at most kMostHeadDim
   const uint8_t* cache;
   size_t block_bytes;
   size_t head_bytes;  // keys and values of one kv head in one block
   int block_size;
-  int window;  // tokens a row sees, itself included; the context length or more when there is no window
-  float scale;
+  int window;             // tokens a row sees, itself included; the context length or more when there is no window
+  float scale;            // positive
   const float* soft_cap;  // null without one
   float* out;             // [rows, heads * head_dim]
   ptrdiff_t out_stride;

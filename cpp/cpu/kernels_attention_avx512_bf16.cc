@@ -32,13 +32,18 @@ struct Bf16Dots : Bf16Cache {
   using Query = uint8_t;  // words of two elements
   static constexpr int kOperandsPerKeyVector = 1;
 
-  static const Query* prepare_query(const float* query, int head_dim, float* room) {
-    auto* words = reinterpret_cast<uint8_t*>(room);
+  struct Room {
+    alignas(64) uint8_t words[kQueryTile][kMostHeadDim / 2 * kWordBytes];
+  };
+  static const Query* prepare_query(const float* query, int head_dim, Room& room, int q) {
+    uint8_t* words = room.words[q];
     for_vectors(head_dim, [&](int i, int n) {
       Vec::store_words(words + i / 2 * kWordBytes, Vec::round_to_words(load(query + i, n)));
     });
     return words;
   }
+
+  static Vec::F exponential(Vec::F x) { return coarse_exp(x); }
 
   template <typename V, int kVectors, int kQueries, typename Ahead>
   static void multiply_keys(const uint8_t* const* streams, int lanes, const Query* const* queries, int head_dim,

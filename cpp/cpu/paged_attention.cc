@@ -8,6 +8,8 @@ using cpu::AttentionItem;
 using cpu::AttentionTask;
 using cpu::KernelTable;
 
+static_assert(cpu::kMostHeadDim == kHeadDimMax);
+
 PagedAttention::PagedAttention(ThreadPool& pool, const KernelTable& kernels)
     : pool_(pool), kernels_(kernels), shared_(static_cast<std::size_t>(pool.size())) {}
 

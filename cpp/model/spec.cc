@@ -3,13 +3,14 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "cpp/ops/backend.h"
+
 namespace llmsrv {
 namespace {
 
 // Far beyond any model; keeps products of two dimensions inside an int.
 constexpr int kDimensionMax = 1 << 24;
 constexpr int kLayersMax = 4096;
-constexpr int kHeadDimMax = 256;
 
 }  // namespace
 

@@ -20,7 +20,10 @@
 
 namespace llmsrv {
 
-// Heads of an attention layer. `heads` is a multiple of `kv_heads` (grouped queries).
+constexpr int kHeadDimMax = 256;
+
+// Heads of an attention layer. `heads` is a multiple of `kv_heads` (grouped queries), head_dim even and at most
+// kHeadDimMax.
 struct HeadShape {
   int heads = 0;
   int kv_heads = 0;
@@ -133,7 +136,7 @@ class Backend {
   // cap(x) = soft_cap * tanh(x / soft_cap), or x without a soft cap.
   // qkv as above (only the queries are read), out: [tokens, heads * head_dim].
   struct AttentionOptions {
-    float scale = 1.0f;
+    float scale = 1.0f;         // positive
     std::optional<int> window;  // tokens a row sees, itself included
     std::optional<float> soft_cap;
   };

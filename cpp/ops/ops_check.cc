@@ -14,7 +14,7 @@ bool is_matrix(const TensorView& view, int rows, int cols) {
 
 bool is_head_shape(const HeadShape& shape) {
   return shape.kv_heads > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0 && shape.head_dim > 0 &&
-         shape.head_dim % 2 == 0;
+         shape.head_dim % 2 == 0 && shape.head_dim <= kHeadDimMax;
 }
 
 bool is_kv_layer(const KvLayer& cache) {
@@ -88,7 +88,7 @@ void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLa
   LLMSRV_CHECK(is_head_shape(shape) && is_kv_layer(cache));
   LLMSRV_CHECK(is_matrix(qkv, qkv.rows, shape.qkv_cols()) && is_matrix(out, qkv.rows, shape.query_cols()));
   LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
-  LLMSRV_CHECK(!options.window || *options.window > 0);
+  LLMSRV_CHECK(options.scale > 0 && (!options.window || *options.window > 0));
   LLMSRV_CHECK(!options.soft_cap || *options.soft_cap > 0);
   for (const AttentionRange& range : ranges) check_range(range, qkv.rows, cache);
   if (!ranges.empty()) do_paged_attention(qkv, shape, cache, ranges, options, out);
