@@ -94,8 +94,6 @@ struct Fma : Cache {
   struct Room {};
   static const Query* prepare_query(const float* query, int, Room&, int) { return query; }
 
-  static Vec::F exponential(Vec::F x) { return exp(x); }
-
   // As dot_tile.
   template <typename V, int kVectors, int kQueries, typename Ahead>
   static void multiply_keys(const uint8_t* const* streams, int lanes, const Query* const* queries, int head_dim,
@@ -356,7 +354,7 @@ float exponentiate(const Context& context, int q, float maximum) {
   float* scores = context.query_scores(q);
   typename Math::Weights weights;
   for (int i = span.begin; i < span.end; i += Vec::kLanes) {
-    weights.store(scores, i, Math::exponential(Vec::fma(Vec::load(scores + i), scale, offset)));
+    weights.store(scores, i, exp(Vec::fma(Vec::load(scores + i), scale, offset)));
   }
   return weights.sum();
 }

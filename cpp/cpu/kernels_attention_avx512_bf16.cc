@@ -43,8 +43,6 @@ struct Bf16Dots : Bf16Cache {
     return words;
   }
 
-  static Vec::F exponential(Vec::F x) { return coarse_exp(x); }
-
   template <typename V, int kVectors, int kQueries, typename Ahead>
   static void multiply_keys(const uint8_t* const* streams, int lanes, const Query* const* queries, int head_dim,
                             const Ahead& ahead, float* out, ptrdiff_t out_stride) {

@@ -4,52 +4,36 @@
 namespace llmsrv::cpu::LLMSRV_ISA {
 namespace {
 
-// e^x = power e^r
-struct Reduced {
+// e^x = power (1 + r s)
+struct Exponential {
   Vec::F power;
-  Vec::F r;  // at most ln(2) / 2 in magnitude
+  Vec::F r;
+  Vec::F s;
 };
 
 // REQUIRES: every x is NaN or in [-87.33, 89]
-Reduced reduce(Vec::F x) {
+Exponential split_exp(Vec::F x) {
   using F = Vec::F;
   const F round_bias = Vec::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
   const F biased = Vec::fma(x, Vec::set1(1.44269504f), round_bias);
   const F n = Vec::sub(biased, round_bias);
   // ln 2 in two parts; n times the first is exact.
   const F r = Vec::fnma(n, Vec::set1(-2.12194440e-4f), Vec::fnma(n, Vec::set1(0.693359375f), x));
-  return {Vec::power_of_two(biased), r};
-}
-
-// (e^r - 1) / r, by Taylor: the next term is below 6e-9.
-Vec::F slope(Vec::F r) {
-  Vec::F p = Vec::set1(1.0f / 5040);
+  F p = Vec::set1(1.0f / 5040);  // Taylor: |r| <= ln(2) / 2, so the next term is below 6e-9
   p = Vec::fma(p, r, Vec::set1(1.0f / 720));
   p = Vec::fma(p, r, Vec::set1(1.0f / 120));
   p = Vec::fma(p, r, Vec::set1(1.0f / 24));
   p = Vec::fma(p, r, Vec::set1(1.0f / 6));
   p = Vec::fma(p, r, Vec::set1(0.5f));
-  return Vec::fma(p, r, Vec::set1(1.0f));
+  p = Vec::fma(p, r, Vec::set1(1.0f));
+  return {Vec::power_of_two(biased), r, p};
 }
-
-constexpr float kLowestExponent = -87.336544f;  // ln 2^-126
 
 // e^x, relative error about 1e-7; 0 below the smallest normal float, infinity above 2^127.5, NaN stays.
 Vec::F exp(Vec::F x) {
-  const Vec::F lowest = Vec::set1(kLowestExponent);
-  const Reduced parts = reduce(Vec::max(lowest, Vec::min(Vec::set1(89.0f), x)));
-  const Vec::F p = Vec::fma(slope(parts.r), parts.r, Vec::set1(1.0f));
-  return Vec::zero_if_less(x, lowest, Vec::mul(p, parts.power));
-}
-
-// e^x for x <= 0, relative error below 5e-5: a 40th of what rounding to bf16 costs.
-[[maybe_unused]] Vec::F coarse_exp(Vec::F x) {
-  const Vec::F lowest = Vec::set1(kLowestExponent);
-  const Reduced parts = reduce(Vec::max(lowest, x));
-  Vec::F p = Vec::fma(Vec::set1(1.0f / 24), parts.r, Vec::set1(1.0f / 6));
-  p = Vec::fma(p, parts.r, Vec::set1(0.5f));
-  p = Vec::fma(p, parts.r, Vec::set1(1.0f));
-  p = Vec::fma(p, parts.r, Vec::set1(1.0f));
+  const Vec::F lowest = Vec::set1(-87.336544f);  // ln 2^-126
+  const Exponential parts = split_exp(Vec::max(lowest, Vec::min(Vec::set1(89.0f), x)));
+  const Vec::F p = Vec::fma(parts.s, parts.r, Vec::set1(1.0f));
   return Vec::zero_if_less(x, lowest, Vec::mul(p, parts.power));
 }
 
@@ -57,9 +41,8 @@ Vec::F exp(Vec::F x) {
 Vec::F tanh(Vec::F x) {
   const Vec::F limit = Vec::set1(40.0f);
   const Vec::F twice = Vec::max(Vec::sub(Vec::zero(), limit), Vec::min(limit, Vec::add(x, x)));
-  const Reduced parts = reduce(twice);
-  const Vec::F less_one =
-      Vec::fma(parts.power, Vec::mul(parts.r, slope(parts.r)), Vec::sub(parts.power, Vec::set1(1.0f)));
+  const Exponential parts = split_exp(twice);
+  const Vec::F less_one = Vec::fma(parts.power, Vec::mul(parts.r, parts.s), Vec::sub(parts.power, Vec::set1(1.0f)));
   return Vec::div(less_one, Vec::add(less_one, Vec::set1(2.0f)));
 }
 

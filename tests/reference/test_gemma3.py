@@ -133,12 +133,9 @@ def test_float32_engine_behind_two_windows(ours_float32, reference, tokenizer):
     assert tokenizer.decode(tokens).startswith(" Borealis")
 
 
-@pytest.mark.parametrize(("dtype", "most_kl", "least_equal"), [("bfloat16", 1e-3, 0.95), ("auto", 5e-3, 0.9)])
-def test_other_dtypes_are_near(gemma3_path, continued, prompts, dtype, most_kl, least_equal):
-    """Bfloat16, and the file's own formats with activations in 8 bits: how whole distributions and choices differ.
-
-    Which near ties fall the other way is chance: of 128 tokens, 6 do with 8-bit activations and exact attention.
-    """
+@pytest.mark.parametrize(("dtype", "most_kl"), [("bfloat16", 1e-3), ("auto", 5e-3)])
+def test_other_dtypes_are_near(gemma3_path, continued, prompts, dtype, most_kl):
+    """Bfloat16, and the file's own formats with activations in 8 bits: how whole distributions and choices differ."""
     ours = load_ours(gemma3_path, dtype)
     divergences = []
     gaps = []
@@ -156,5 +153,5 @@ def test_other_dtypes_are_near(gemma3_path, continued, prompts, dtype, most_kl, 
     )
     print(f"{equal} of {len(gaps)} greedy tokens equal; the largest gap of another one is {max(gaps):.4f}")
     assert np.mean(divergences) <= most_kl
-    assert equal >= least_equal * len(gaps)
+    assert equal >= 0.95 * len(gaps)
     assert max(gaps) <= NEAR_TIE
