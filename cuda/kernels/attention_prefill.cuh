@@ -78,12 +78,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   int first[2];
   int last[2];
-  LLMSRV_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = warp_row + lane / 4 + half * 8;
-    first[half] = tile.first_key(row);
-    last[half] = tile.holds(row) ? tile.position(row) : -1;
-  }
+  tile.find_seen(warp_row + lane / 4, first, last);
   const std::int32_t* blocks = p.block_ids + tile.range.first_block;
   const int last_row = min(kPrefillRows, tile.range.row_count * tile.group - tile.first) - 1;
   const int end = tile.position(last_row) + 1;

@@ -77,12 +77,7 @@ __global__ void __launch_bounds__(kWarpThreads, 1)
   const int lane = static_cast<int>(threadIdx.x);
   int first[2];
   int last[2];
-  LLMSRV_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + half * 8;
-    first[half] = tile.first_key(row);
-    last[half] = tile.holds(row) ? tile.position(row) : -1;
-  }
+  tile.find_seen(lane / 4, first, last);
   const std::int32_t* blocks = p.block_ids + tile.range.first_block;
   const int begin = (segments.first + segment) * kSegmentKeys;
   const int end = min(begin + kSegmentKeys, tile.range.context_len);

