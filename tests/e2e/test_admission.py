@@ -34,9 +34,9 @@ def wait_until(holds, timeout_s=10.0):
 
 
 @contextmanager
-def busy(daemon):
+def busy(daemon, **fields):
     """A request runs and stays; what comes now waits."""
-    call = stream(daemon, request(max_tokens=LONG))
+    call = stream(daemon, request(max_tokens=LONG, **fields))
     next(call)
     try:
         yield
@@ -92,7 +92,8 @@ def test_lower_priorities_run_first_and_ties_by_arrival(priority_daemon):
         priority_daemon.inference.Generate(request(f"{name}:", priority=priority))
         ended.append(name)
 
-    with ThreadPoolExecutor(len(arrivals)) as pool, busy(priority_daemon):
+    # A more urgent one would take the place of what runs, and wait for nobody.
+    with ThreadPoolExecutor(len(arrivals)) as pool, busy(priority_daemon, priority=-2):
         for count, (name, priority) in enumerate(arrivals, 1):
             pool.submit(run, name, priority)
             wait_until(lambda count=count: priority_daemon.stats().waiting == count)

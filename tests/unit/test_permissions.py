@@ -85,14 +85,21 @@ def outcomes():
             found[name] = repr(error)
     return found
 
+def states():
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            yield (task / "status").read_text()
+        except OSError:  # A thread that has ended since it was listed: an executor's, when nobody holds it.
+            continue
+
 loading = ThreadPoolExecutor(1).submit(outcomes).result() if has_landlock else {}
 older = ThreadPoolExecutor(1)
 older.submit(int).result()
 seal(config, lines.append)
 younger = ThreadPoolExecutor(1)
 sealed = [run() for run in (outcomes, older.submit(outcomes).result, lambda: younger.submit(outcomes).result())]
-states = [Path(f"/proc/self/task/{task}/status").read_text() for task in os.listdir("/proc/self/task")]
-print(json.dumps({"lines": lines, "loading": loading, "sealed": sealed, "states": states}), flush=True)
+found = {"lines": lines, "loading": loading, "sealed": sealed, "states": list(states())}
+print(json.dumps(found), flush=True)
 print(listener.getsockname()[1], flush=True)
 with listener.accept()[0] as connection:
     connection.sendall(connection.recv(100).upper())
