@@ -18,6 +18,8 @@ constexpr std::size_t kOwnBytes = 256 * 1024;
 // Up to this many values of one tile each member quantizes all of them for itself: that is over sooner than waiting for
 // each other, and fetching the result from another core's cache.
 constexpr int kOwnValues = 32 * 1024;
+// Fewer tokens are over within 50 us: each member goes through its share in one go, and nobody helps.
+constexpr int kHelpedTokens = 16;
 
 int groups_for(int cols) { return (cols + packed::kGroupCols - 1) / packed::kGroupCols; }
 
@@ -159,7 +161,13 @@ void Int8Linear::quantize_tiles(const Call& call, int first_token, int tokens, T
   }
 }
 
-// Each member multiplies all tokens with its share of the panels.
+// How many panels are taken at a time: few enough for others to help, and enough to run at full speed.
+int Int8Linear::piece_of(int panels) const {
+  constexpr int kPieces = 6;
+  return std::max((panels + kPieces - 1) / kPieces, 1);
+}
+
+// Each member multiplies all tokens with its share of the panels, and helps with the others'.
 void Int8Linear::split_panels(const Call& call, int first_token, int tokens) {
   const bool alone = tokens <= kernels_.tile_tokens && tokens * call.rows.cols() <= kOwnValues;
   const int tiles = tiles_for(tokens);
@@ -171,24 +179,50 @@ void Int8Linear::split_panels(const Call& call, int first_token, int tokens) {
   pool_.run([&](int member) {
     std::uint8_t* activations = alone ? own_activations(member) : shared_activations();
     if (alone) quantize_tiles(call, first_token, tokens, {0, tiles}, member, activations);
-    multiply(call, first_token, tokens, activations, pool_.share(call.panels(), member));
+    const ThreadPool::Range share = pool_.share(call.panels(), member);
+    if (tokens < kHelpedTokens) return multiply(call, first_token, tokens, activations, share);
+    work_.offer(member, share, piece_of(share.end - share.begin));
+    work_.work_off(member, [&](int /*owner*/, ThreadPool::Range panels) {
+      multiply(call, first_token, tokens, activations, panels);
+    });
   });
 }
 
-// Each member quantizes its share of the tokens, and multiplies it with all panels.
+// Each member quantizes its share of the tokens, block by block, and multiplies it with all panels. The last block
+// stays where it is until all are done: with that one the others can help.
 void Int8Linear::split_tokens(const Call& call) {
   const int block = fitting_tiles(kOwnBytes, call.groups());
+  const int panels = call.panels();
+  const auto share = [&](int member) { return pool_.share(tiles_for(call.rows.rows()), member); };
+  const auto last_block = [&](ThreadPool::Range tiles) {
+    const int others = std::max(tiles.end - tiles.begin - 1, 0) / block * block;
+    return ThreadPool::Range{tiles.begin + others, tiles.end};
+  };
   pool_.run([&](int member) {
-    std::uint8_t* activations = own_activations(member);
-    const ThreadPool::Range tiles = pool_.share(tiles_for(call.rows.rows()), member);
-    for (int tile = tiles.begin; tile < tiles.end; tile += block) {
-      const int end = std::min(tile + block, tiles.end);
-      const int first_token = tile * kernels_.tile_tokens;
-      const int tokens = std::min(end * kernels_.tile_tokens, call.rows.rows()) - first_token;
-      quantize_tiles(call, first_token, tokens, {0, end - tile}, member, activations);
-      multiply(call, first_token, tokens, activations, {0, call.panels()});
+    const auto quantize = [&](ThreadPool::Range tiles) {
+      const auto [first_token, tokens] = tokens_of(call, tiles);
+      quantize_tiles(call, first_token, tokens, {0, tiles.end - tiles.begin}, member, own_activations(member));
+    };
+    const auto multiply_by = [&](ThreadPool::Range some, int owner, ThreadPool::Range tiles) {
+      const auto [first_token, tokens] = tokens_of(call, tiles);
+      multiply(call, first_token, tokens, own_activations(owner), some);
+    };
+    const ThreadPool::Range last = last_block(share(member));
+    for (int tile = share(member).begin; tile < last.begin; tile += block) {
+      quantize({tile, tile + block});
+      multiply_by({0, panels}, member, {tile, tile + block});
     }
+    quantize(last);
+    work_.offer(member, {0, last.begin < last.end ? panels : 0}, piece_of(panels));
+    work_.work_off(member,
+                   [&](int owner, ThreadPool::Range some) { multiply_by(some, owner, last_block(share(owner))); });
   });
+}
+
+// What lies in `tiles`, counted from the first row of the call.
+Int8Linear::Tokens Int8Linear::tokens_of(const Call& call, ThreadPool::Range tiles) const {
+  const int first = tiles.begin * kernels_.tile_tokens;
+  return {first, std::min(tiles.end * kernels_.tile_tokens, call.rows.rows()) - first};
 }
 
 // Quantized panels `panels` times tokens [first_token, first_token + tokens), whose rows are `activations`.

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "cpp/base/aligned_buffer.h"
+#include "cpp/base/shared_work.h"
 #include "cpp/base/thread_pool.h"
 #include "cpp/cpu/int8_kernels.h"
 #include "cpp/cpu/row_source.h"
@@ -19,7 +20,7 @@ namespace llmsrv {
 class Int8Linear {
  public:
   // Both must outlive it.
-  Int8Linear(ThreadPool& pool, const cpu::Int8Table& kernels) : pool_(pool), kernels_(kernels) {}
+  Int8Linear(ThreadPool& pool, const cpu::Int8Table& kernels) : pool_(pool), kernels_(kernels), work_(pool.size()) {}
 
   // Memory for inputs of up to `cols` columns; the number of rows does not matter.
   std::size_t workspace_bytes(int cols) const;
@@ -35,6 +36,12 @@ class Int8Linear {
   bool may_split_tokens(int tokens) const;
   void split_panels(const Call& call, int first_token, int tokens);
   void split_tokens(const Call& call);
+  int piece_of(int panels) const;
+  struct Tokens {
+    int first;
+    int count;
+  };
+  Tokens tokens_of(const Call& call, ThreadPool::Range tiles) const;
   void quantize_tiles(const Call& call, int first_token, int tokens, ThreadPool::Range tiles, int member,
                       std::uint8_t* to);
   void multiply(const Call& call, int first_token, int tokens, const std::uint8_t* activations,
@@ -51,6 +58,7 @@ class Int8Linear {
 
   ThreadPool& pool_;
   const cpu::Int8Table& kernels_;
+  SharedWork work_;  // panels
   int max_groups_ = 0;
   AlignedBuffer buffer_;
 };

@@ -10,6 +10,8 @@ import cases
 import numpy as np
 import pytest
 from closeness import assert_same_bits
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmsrv import _testing
 
@@ -67,3 +69,27 @@ def test_more_threads_than_panels(rng):
     matrix = cases.pack(weight, "f32")
     alone = cases.linear(_testing.CpuBackend(1, ""), x, matrix)
     assert_same_bits(cases.linear(_testing.CpuBackend(7, ""), x, matrix), alone, "7 threads")
+
+
+# --- work that members share ---
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    piece=st.integers(1, 12),
+    rounds=st.integers(1, 4),
+)
+def test_every_item_of_every_share_is_taken_once(counts, piece, rounds):
+    taken = [each for by in _testing.work_off_shares(counts, piece, rounds) for each in by]
+    items = sorted((owner, item) for owner, begin, end in taken for item in range(begin, end))
+    expected = [(owner, item) for owner, count in enumerate(counts) for item in range(count) for _ in range(rounds)]
+    assert items == expected
+    assert all(end - begin <= piece for _, begin, end in taken)
+
+
+@pytest.mark.parametrize("stalled", [0, 2])
+def test_others_take_over_from_a_member_that_stands_still(stalled):
+    taken = _testing.work_off_shares([12, 12, 12], 3, stalled=stalled)
+    assert taken[stalled] == [(stalled, 0, 3)]
+    others = sorted(each for member, by in enumerate(taken) if member != stalled for each in by)
+    assert [each for each in others if each[0] == stalled] == [(stalled, i, i + 3) for i in (3, 6, 9)]

@@ -5,6 +5,7 @@
 
 namespace llmsrv::testing {
 
+void register_team(pybind11::module_& module);           // shares that a team works off together
 void register_quant(pybind11::module_& module);          // source formats, PackedMatrix
 void register_ops(pybind11::module_& module);            // CpuBackend, KvCache
 void register_sched(pybind11::module_& module);          // BlockPool, PrefixIndex, a policy of the caller's own

@@ -2,6 +2,7 @@
 #include "python/bindings/testing/testing.h"
 
 PYBIND11_MODULE(_testing, module) {
+  llmsrv::testing::register_team(module);
   llmsrv::testing::register_quant(module);
   llmsrv::testing::register_ops(module);
   llmsrv::testing::register_sched(module);
