@@ -42,10 +42,12 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version."""
+    """Print the version, and the commit where the build knew it."""
     import llmsrv
+    from llmsrv.commit import built_commit
 
-    print(f"llmsrv {llmsrv.__version__}")
+    commit = built_commit()
+    print(f"llmsrv {llmsrv.__version__}" + (f" ({commit})" if commit else ""))
 
 
 @app.command()

@@ -18,6 +18,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
 TIMEOUT_MAX_S = 1_000_000  # in ms it fits an int
+UNIX_PREFIX = "unix:"  # of an address that is the path of a Unix socket
 # What `--dtype` is when nothing is asked for.
 DEFAULT_DTYPE = "auto"
 # Tables of the configuration file, in the order in which they are shown.
@@ -304,10 +305,24 @@ class ServeConfig(EngineOptions):
     )
     host: str = _option("Address to listen on, or unix:/path for a Unix socket.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
-    http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
+    http_host: str = _option(
+        "Address to listen on for HTTP, or unix:/path for a Unix socket, which needs no port.", "127.0.0.1"
+    )
     http_port: int | None = _option(
         "Serve the OpenAI-compatible HTTP API on this port, too; 0 picks a free one and prints it. Default: no HTTP.",
         None,
+    )
+    admin_host: str = _option(
+        "Address of the administrators' gRPC listener, or unix:/path for a Unix socket, which needs no port.",
+        "127.0.0.1",
+    )
+    admin_port: int | None = _option(
+        "Serve AdminService and channelz on this gRPC port and no longer on --port; 0 picks a free one and prints it. "
+        "Default: they are on --port.",
+        None,
+    )
+    reflection: bool = _option(
+        "Tell gRPC clients on --port which services there are. The administrators' listener always does.", True
     )
     api_key_file: str | None = _option(
         "File of API keys, their limits and weights; LLMSRV_API_KEY holds a key itself. Default: no key is needed.",
@@ -376,9 +391,7 @@ class ServeConfig(EngineOptions):
         if self.permission_mode not in _PERMISSION_MODES:
             raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
         self._check_security()
-        for name in ("port", "http_port"):
-            if not 0 <= (getattr(self, name) or 0) <= 65535:
-                raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        self._check_addresses()
         for name in ("drain_timeout", "drain_withdrawal"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, not {getattr(self, name)}")
@@ -386,8 +399,6 @@ class ServeConfig(EngineOptions):
         for name in times:
             if not 1e-3 <= getattr(self, name) <= TIMEOUT_MAX_S:
                 raise ValueError(f"{name}: must be from 1 ms to {TIMEOUT_MAX_S} s, not {getattr(self, name)} s")
-        if self.host == "unix:":
-            raise ValueError("host: unix: needs a path")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
 
@@ -399,6 +410,36 @@ class ServeConfig(EngineOptions):
             )
         if self.otlp_endpoint is not None and self.permission_mode == "strict":
             raise ValueError("otlp_endpoint: cannot be combined with permission_mode strict, which connects nowhere")
+
+    @property
+    def serves_http(self) -> bool:
+        """Whether there is an HTTP listener."""
+        return self.http_port is not None or self.http_host.startswith(UNIX_PREFIX)
+
+    @property
+    def separates_admin(self) -> bool:
+        """Whether administrators have a gRPC listener of their own."""
+        return self.admin_port is not None or self.admin_host.startswith(UNIX_PREFIX)
+
+    def _check_addresses(self) -> None:
+        for name in ("port", "http_port", "admin_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        paths: set[str] = set()
+        for name in ("host", "http_host", "admin_host"):
+            host = getattr(self, name)
+            if not host.startswith(UNIX_PREFIX):
+                continue
+            if host == UNIX_PREFIX:
+                raise ValueError(f"{name}: unix: needs a path")
+            if host in paths:
+                raise ValueError(f"{name}: another listener has the socket {host}")
+            paths.add(host)
+        for name in ("http", "admin"):
+            if getattr(self, f"{name}_port") is not None and getattr(self, f"{name}_host").startswith(UNIX_PREFIX):
+                raise ValueError(f"{name}_port: a Unix socket ({name}_host) has no port")
+        if self.admin_host != type(self).admin_host and not self.separates_admin:
+            raise ValueError("admin_host: needs admin_port")
 
     def _check_security(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -249,6 +249,11 @@ class GenerationService:
         return self._open
 
     @property
+    def free_places(self) -> int:
+        """How many more requests may wait, now."""
+        return max(self.model.config.max_queued_requests - self._engine.queued - self._preparing, 0)
+
+    @property
     def outcomes(self) -> Mapping[str, int]:
         """Requests by outcome since start: the finish reason of the first sequence, or a status code's name."""
         return self._outcomes
@@ -373,11 +378,10 @@ class GenerationService:
 
     def _refuse_when_full(self) -> None:
         """Before anything is spent on a prompt: a refusal must not wait for the tokenizer."""
-        waiting = self._engine.queued + self._preparing
-        if waiting >= self.model.config.max_queued_requests:
+        if self.free_places == 0:
             raise ServiceError(
                 Code.RESOURCE_EXHAUSTED,
-                f"the queue is full: {waiting} requests wait (max_queued_requests)",
+                f"the queue is full: {self._engine.queued + self._preparing} requests wait (max_queued_requests)",
                 retry_delay_s=self._retry_delay(),
             )
 

@@ -143,13 +143,15 @@ class Daemon:
         self._server = GrpcServer(self._config, security)
         self.port = await self._server.start()
         report(f"listening on {self._server.address}")
-        if self._config.http_port is not None:
+        if self._server.admin_address is not None:
+            report(f"listening for administrators on {self._server.admin_address}")
+        if self._config.serves_http:
             from llmsrv.serve.http_api.server import HttpServer
 
             self._http = HttpServer(self._config, security)
-            port = await self._http.start()
-            scheme = "http" if security.tls is None else "https"
-            report(f"listening on {scheme}://{self._config.http_host}:{port}")
+            await self._http.start()
+            local = " for HTTP" if self._config.http_port is None else ""
+            report(f"listening{local} on {self._http.address}")
 
     async def load(self) -> None:
         """Loads the model; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""

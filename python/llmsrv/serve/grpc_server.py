@@ -17,32 +17,27 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 import llmsrv
+from llmsrv.commit import built_commit
 from llmsrv.config import ServeConfig
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import Generation
 from llmsrv.serve import convert
 from llmsrv.serve.batch import Batch
 from llmsrv.serve.calls import stream_part, submitted, submitted_stream, whole_answer
-from llmsrv.serve.channelz import add_channelz
 from llmsrv.serve.drain import Drainer, progress
-from llmsrv.serve.grpc_guard import GuardInterceptor
+from llmsrv.serve.grpc_endpoint import Endpoint
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.listener import Listener
-from llmsrv.serve.origins import GrpcOrigin
 from llmsrv.serve.recent_stats import recent_stats
 from llmsrv.serve.security import Security
 from llmsrv.serve.session import Session
 from llmsrv.serve.stall import StallWatch
-from llmsrv.serve.status import abort, internal_error, status_of
-from llmsrv.serve.unix_socket import room_for_socket, socket_path
+from llmsrv.serve.status import abort, internal_error, told
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
@@ -55,7 +50,6 @@ from llmsrv.v1 import (
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 << 20
 WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
 STOP_GRACE_S = 0.5
 
@@ -73,10 +67,10 @@ def _unary(handler: Unary) -> Unary:
         try:
             return await handler(self, request, context)
         except ServiceError as error:
-            status = status_of(error)
+            status = told(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            status = status_of(internal_error())
+            status = told(internal_error())
         del request  # see abort()
         return await abort(context, status)
 
@@ -97,10 +91,10 @@ def _streaming(handler: Streaming) -> Streaming:
                         stream.note_taken()
             return
         except ServiceError as error:
-            status = status_of(error)
+            status = told(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            status = status_of(internal_error())
+            status = told(internal_error())
         del request  # see abort()
         await abort(context, status)
 
@@ -112,41 +106,54 @@ class GrpcServer(Listener):
 
     def __init__(self, config: ServeConfig, security: Security | None = None) -> None:
         """`security`: what it shares with other listeners. Raises ValueError without one, as Security() does."""
-        super().__init__()
-        self.config = config
         self._security = security or Security(config)
+        super().__init__(self._security.call_errors)
+        self.config = config
         self.start_time = time.time()
-        self.address = ""  # once it listens
         self._health = HealthReporter(lambda: self.state)
         self.drainer = Drainer(self._health.tell, config.drain_withdrawal)
         self.stalls = StallWatch(config.stream_stall_timeout)
-        guards = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
-        self._server = grpc.aio.server(interceptors=[GrpcOrigin(), *guards], options=_options(config))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
-        descriptors = (inference_pb2, model_pb2, admin_pb2, health_pb2)
-        names = [name for each in descriptors for name in _service_names(each)]
-        if config.channelz:
-            names.append(add_channelz(self._server))
-        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+        self._public = self._admin = Endpoint(config.host, config.port, config, self._security, self.call_errors)
+        if config.separates_admin:
+            self._admin = Endpoint(
+                config.admin_host, config.admin_port or 0, config, self._security, self.call_errors, admin=True
+            )
+        self._add_services()
+
+    def _add_services(self) -> None:
+        self._public.add(inference_pb2, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _Inference(self))
+        self._admin.add(admin_pb2, admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(self))
+        models = _Models(self)
+        for endpoint in self._endpoints:
+            endpoint.add(model_pb2, model_pb2_grpc.add_ModelServiceServicer_to_server, models)
+            endpoint.add(health_pb2, health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
+        if self.config.channelz:
+            self._admin.add_channelz()
+        for endpoint in self._endpoints:
+            if self.config.reflection or endpoint is not self._public:
+                endpoint.add_reflection()
+
+    @property
+    def _endpoints(self) -> list[Endpoint]:
+        return [self._public] if self._admin is self._public else [self._public, self._admin]
+
+    @property
+    def address(self) -> str:
+        """Where everybody's services are; with the port once it is known."""
+        return self._public.address
+
+    @property
+    def admin_address(self) -> str | None:
+        """Where AdminService is, if it is not beside the others."""
+        return None if self._admin is self._public else self._admin.address
 
     async def start(self) -> int:
         """Listens and returns the port, which says nothing on a Unix socket. Raises OSError when it cannot listen."""
-        host, path = self.config.host, socket_path(self.config.host)
-        self.address = host if path is not None else f"{host}:{self.config.port}"
-        self._security.warn_of_exposure(host, self.config.port)
-        try:
-            with room_for_socket(path):
-                port = self._security.add_grpc_port(self._server, self.address)
-        except (RuntimeError, OSError) as error:
-            raise OSError(f"cannot listen on {self.address}: {error}") from None
-        if path is None:
-            self.address = f"{host}:{port}"
+        port, *_ = [endpoint.bind() for endpoint in self._endpoints]
         await self._health.start()
         self.stalls.start()
-        await self._server.start()
+        for endpoint in self._endpoints:
+            await endpoint.start()
         return port
 
     async def serve(self, service: GenerationService) -> None:
@@ -162,7 +169,7 @@ class GrpcServer(Listener):
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops listening. Open calls (health and stats watchers) are cut after the grace."""
         await self._health.stop()
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(endpoint.stop(grace_s) for endpoint in self._endpoints))
         await self.stalls.stop()
 
 
@@ -293,6 +300,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         state = self._server.state
         info = admin_pb2.GetServerInfoResponse(
             version=llmsrv.__version__,
+            commit=built_commit(),
             backend="cpu",
             start_time=_timestamp(self._server.start_time),
             state=_STATES[state],
@@ -421,29 +429,6 @@ def _state_stats(stats: StateSample) -> admin_pb2.SequenceStateStats:
 
 def _no_rpc(name: str) -> ServiceError:
     return ServiceError(Code.UNIMPLEMENTED, f"{name} is not implemented in this version", reason="RPC_NOT_IMPLEMENTED")
-
-
-def _options(config: ServeConfig) -> list[tuple[str, int]]:
-    return [
-        # Two servers on one port would share connections by chance: the second one must fail to start.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        # Clients may ping while a long prefill sends nothing; without this they would be cut off for it.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(config.grpc_min_ping_interval)),
-        ("grpc.keepalive_time_ms", _ms(config.grpc_keepalive_time)),
-        ("grpc.keepalive_timeout_ms", _ms(config.grpc_keepalive_timeout)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _service_names(module: Any) -> list[str]:  # noqa: ANN401
-    return [each.full_name for each in module.DESCRIPTOR.services_by_name.values()]
 
 
 def _timestamp(seconds: float) -> Timestamp:

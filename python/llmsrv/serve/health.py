@@ -19,11 +19,29 @@ POLL_S = 0.5
 SERVICES = ("", "llmsrv.v1.InferenceService", "llmsrv.v1.ModelService", "llmsrv.v1.AdminService")
 
 
+class HealthServicer(aio.HealthServicer):
+    """The library's, with List, which it lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+
+    async def set(self, service: str, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
+        """From now on a service has this status; who watches it is told."""
+        self._statuses[service] = status
+        await super().set(service, status)
+
+    async def List(self, request: health_pb2.HealthListRequest, context: object) -> health_pb2.HealthListResponse:
+        """The status of every service."""
+        statuses = {name: health_pb2.HealthCheckResponse(status=each) for name, each in self._statuses.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+
 class HealthReporter:
     """Owns the health servicer and keeps it equal to the state."""
 
     def __init__(self, state: Callable[[], State]) -> None:
-        self.servicer = aio.HealthServicer()
+        self.servicer = HealthServicer()
         self._state = state
         self._told: State | None = None
         self._task: asyncio.Task[None] | None = None

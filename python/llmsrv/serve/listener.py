@@ -1,13 +1,16 @@
 """What every transport knows of the service: nothing until the model is loaded, then all requests go there."""
 
 from llmsrv.errors import Code, ServiceError
+from llmsrv.serve.call_errors import CallErrors
 from llmsrv.service import GenerationService, State
 
 
 class Listener:
     """Listens before there is a service, so that probes and clients get an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_errors: CallErrors | None = None) -> None:
+        """`call_errors`: what it shares with other listeners."""
+        self.call_errors = call_errors or CallErrors()
         self._service: GenerationService | None = None
 
     async def serve(self, service: GenerationService) -> None:

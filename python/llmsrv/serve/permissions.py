@@ -23,6 +23,7 @@ from llmsrv.config import ServeConfig
 from llmsrv.option import options_of
 from llmsrv.serve import landlock, seccomp
 from llmsrv.serve.landlock import Allowed
+from llmsrv.serve.unix_socket import socket_path
 from llmsrv.weights.fetch_apart import fetch_apart
 
 Report = Callable[[str], None]
@@ -66,7 +67,7 @@ def confine(config: ServeConfig, report: Report) -> ServeConfig:
 
 def seal(config: ServeConfig, report: Report) -> None:
     """Gives up, for all threads that there are, what only loading needed. Raises OSError when that cannot be."""
-    seccomp.refuse_for_all_threads(may_remove_files=_socket_folder(config) is not None)
+    seccomp.refuse_for_all_threads(may_remove_files=bool(_socket_folders(config)))
     report("permission_mode strict: writes no file, executes nothing and connects nowhere from now on")
 
 
@@ -111,11 +112,10 @@ def _of_options(config: ServeConfig) -> Iterator[Allowed]:
         else:
             path.touch()
             yield Allowed(path, landlock.WRITE)
-    folder = _socket_folder(config)
-    if folder is not None:
-        yield Allowed(folder, landlock.MAKE)
+    yield from (Allowed(folder, landlock.MAKE) for folder in _socket_folders(config))
 
 
-def _socket_folder(config: ServeConfig) -> Path | None:
-    """Where a Unix socket is made, and removed in the end."""
-    return Path(config.host.removeprefix("unix:")).parent if config.host.startswith("unix:") else None
+def _socket_folders(config: ServeConfig) -> list[Path]:
+    """Where Unix sockets are made, and removed in the end."""
+    paths = (socket_path(each) for each in (config.host, config.http_host, config.admin_host))
+    return [each.parent for each in paths if each is not None]

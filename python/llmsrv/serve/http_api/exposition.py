@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import llmsrv
 from llmsrv.errors import Code
 from llmsrv.latencies import Histogram
+from llmsrv.serve.call_errors import Kind
 from llmsrv.service import GenerationService, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,13 +44,16 @@ class _Family:
     values: Sequence[tuple[str, Labels, float]]  # suffix, labels, value
 
 
-def exposition(service: GenerationService, *, vllm_names: bool = False) -> str:
-    """One consistent sample."""
+def exposition(
+    service: GenerationService, call_errors: Mapping[Kind, int] | None = None, *, vllm_names: bool = False
+) -> str:
+    """One consistent sample. `call_errors`: of all listeners."""
     model = {"model_name": service.model.name}
     families = [
         _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
         *_engine_families(service, model),
         *_outcome_families(service.outcomes, model),
+        _call_error_family(call_errors or {}),
         *_latency_families(service, model),
     ]
     lines = [line for each in families for line in _lines(each, PREFIX, {})]
@@ -108,6 +112,13 @@ def _outcome_families(outcomes: Mapping[str, int], model: Labels) -> Iterator[_F
     yield _family("request_success_total", "counter", text, by_reason)
     every = [({**model, "outcome": outcome}, count) for outcome, count in sorted(outcomes.items())]
     yield _family("requests_total", "counter", "All requests, refused ones too: a finish reason or a status.", every)
+
+
+def _call_error_family(counts: Mapping[Kind, int]) -> _Family:
+    text = "Calls, and items of batches and sessions, that were answered with an error, as their clients were told it."
+    kinds = sorted(counts.items())
+    values = [({"protocol": protocol, "code": code, "reason": reason}, n) for (protocol, code, reason), n in kinds]
+    return _family("call_errors_total", "counter", text, values)
 
 
 def _latency_families(service: GenerationService, model: Labels) -> Iterator[_Family]:

@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,9 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import llmsrv
+from llmsrv.commit import built_commit
 from llmsrv.errors import ServiceError, Violation
-from llmsrv.generation import Generation, collect
-from llmsrv.params import GenerationRequest
 from llmsrv.serve.http_api import convert
 from llmsrv.serve.http_api.answers import Answer, ChatAnswer, ChatStream, TextAnswer
 from llmsrv.serve.http_api.body import read_object
@@ -38,8 +36,9 @@ from llmsrv.serve.http_api.fields import (
     read_fields,
 )
 from llmsrv.serve.http_api.openapi import document
+from llmsrv.serve.http_api.prompts import Prompts, prompt_name
 from llmsrv.serve.http_api.stats import stats
-from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
+from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone
 from llmsrv.serve.listener import Listener
 from llmsrv.serve.origins import HttpOrigin
 from llmsrv.serve.status import internal_error
@@ -77,7 +76,7 @@ def api(listener: Listener, middleware: Sequence[Middleware] = (), *, vllm_names
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(HttpOrigin), *middleware],
+        middleware=[Middleware(HttpOrigin, listener.call_errors), *middleware],
         exception_handlers={HTTPException: _no_route, Exception: _bug},
     )
     app.router.redirect_slashes = False
@@ -172,7 +171,7 @@ class _Handlers:
         if asked is not None and asked.requests:
             found = ServiceError.invalid(await self._listener.service.violations(asked.requests[0]))
             named = [each.field for each in violations]
-            words = convert.in_client_words(found, asked.field_names, _prompt_name(asked, 0))
+            words = convert.in_client_words(found, asked.field_names, prompt_name(asked, 0))
             violations += [each for each in words.violations if not _is_named(each.field, named)]
         return ServiceError.invalid(violations)
 
@@ -260,11 +259,12 @@ class _Handlers:
 
     @_handler
     async def version(self, request: Request) -> Response:
-        return _json({"version": llmsrv.__version__})
+        return _json({"version": llmsrv.__version__, "commit": built_commit()})
 
     @_handler
     async def metrics(self, request: Request) -> Response:
-        text = exposition(self._listener.service, vllm_names=self._vllm_names)
+        service, errors = self._listener.service, self._listener.call_errors
+        text = exposition(service, errors.counts, vllm_names=self._vllm_names)
         return Response(text, media_type=CONTENT_TYPE)
 
     @_handler
@@ -282,59 +282,36 @@ class _Handlers:
 
 async def _stream(service: GenerationService, answer: Answer) -> EventStream:
     """A stream whose first update is there: until then a failure has a status of its own."""
-    generations = await _submitted(service, answer)
+    prompts = Prompts(service, answer.asked, answer.id)
     try:
-        updates = updates_of(generations)
-        return EventStream(answer, generations, await updates.__anext__(), updates)
+        await _begin(service, answer, prompts)
+        updates = prompts.updates()
+        return EventStream(answer, prompts, await updates.__anext__(), updates)
     except BaseException:
-        _close(generations)
+        prompts.close()
         raise
 
 
 async def _whole(service: GenerationService, answer: Answer) -> bytes:
-    generations = await _submitted(service, answer)
+    prompts = Prompts(service, answer.asked, answer.id)
     try:
-        outputs = [await collect(each) for each in generations]  # what the later ones gain meanwhile is kept for them
+        await _begin(service, answer, prompts)
+        outputs = await prompts.outputs()
     finally:
-        _close(generations)
+        prompts.close()
     asked = answer.asked
     if asked.logprobs is None and asked.prompt_logprobs is None:
         return answer.whole(outputs)
     return await asyncio.to_thread(answer.whole, outputs)  # maybe many thousand records: built beside the loop
 
 
-async def _submitted(service: GenerationService, answer: Answer) -> list[Generation]:
-    """All requests of a body, or none. Their ids are the answer's, with a number if there are several."""
-    asked = answer.asked
-    generations: list[Generation] = []
-    try:
-        for number, each in enumerate(asked.requests):
-            generations.append(await service.submit(_with_id(each, answer, number)))
-        answer.echoed = [await _text_of(service, each) for each in asked.echo]
-    except BaseException as error:
-        _close(generations)
-        if isinstance(error, ServiceError):
-            raise convert.in_client_words(error, asked.field_names, _prompt_name(asked, len(generations))) from None
-        raise
-    return generations
-
-
-def _with_id(request: GenerationRequest, answer: Answer, number: int) -> GenerationRequest:
-    several = len(answer.asked.requests) > 1
-    return replace(request, request_id=f"{answer.id}-{number}" if several else answer.id)
+async def _begin(service: GenerationService, answer: Answer, prompts: Prompts) -> None:
+    await prompts.begin()
+    answer.echoed = [await _text_of(service, each) for each in answer.asked.echo]
 
 
 async def _text_of(service: GenerationService, prompt: str | Sequence[int]) -> str:
     return prompt if isinstance(prompt, str) else await service.detokenize(prompt, skip_special_tokens=False)
-
-
-def _close(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        generation.close()
-
-
-def _prompt_name(asked: Asked, number: int) -> str:
-    return "prompt" if len(asked.requests) == 1 else f"prompt[{number}]"
 
 
 def _is_named(field: str, named: Sequence[str]) -> bool:
