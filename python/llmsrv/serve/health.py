@@ -7,11 +7,16 @@ One task looks at the state a few times a second; a change is told to every Watc
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio
 
 from llmsrv.service import State
+
+Status = Any  # of a service; the stubs have no name for its type, and no List at all
+_ListResponse: Callable[..., Message] = getattr(health_pb2, "HealthListResponse")  # noqa: B009
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +29,17 @@ class HealthServicer(aio.HealthServicer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._statuses: dict[str, health_pb2.HealthCheckResponse.ServingStatus] = {}
+        self._statuses: dict[str, Status] = {}
 
-    async def set(self, service: str, status: "health_pb2.HealthCheckResponse.ServingStatus") -> None:
+    async def set(self, service: str, status: Status) -> None:
         """From now on a service has this status; who watches it is told."""
         self._statuses[service] = status
         await super().set(service, status)
 
-    async def List(self, request: health_pb2.HealthListRequest, context: object) -> health_pb2.HealthListResponse:
+    async def List(self, request: Message, context: object) -> Message:
         """The status of every service."""
         statuses = {name: health_pb2.HealthCheckResponse(status=each) for name, each in self._statuses.items()}
-        return health_pb2.HealthListResponse(statuses=statuses)
+        return _ListResponse(statuses=statuses)
 
 
 class HealthReporter:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -112,7 +112,7 @@ class _LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _counted(self, items: Iterable[object]) -> "_CountedItems":
         return _CountedItems(items, self._take_step)
 
-    def _stepping(self, function: Callable[..., object]) -> Callable[..., object]:
+    def _stepping(self, function: Any) -> Callable[..., object]:  # noqa: ANN401
         @functools.wraps(function)  # its attributes, too: they say what Jinja hands it
         def counted(*args: object, **kwargs: object) -> object:
             self._take_step()

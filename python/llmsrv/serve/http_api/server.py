@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
@@ -46,7 +47,7 @@ class HttpServer(Listener):
         settings = uvicorn.Config(
             api(self, guarded(guard, origins), vllm_names=config.metrics_vllm_names),
             # On h11: no limit on headers in the other one.
-            http=Connection if self._path is None else partial(LocalConnection, stall_s=self._silent_s),
+            http=self._connection(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -63,6 +64,12 @@ class HttpServer(Listener):
             settings.ssl = self._security.tls.ssl_context()
         self._server = _Server(settings)
         self._task: asyncio.Task[None] | None = None
+
+    def _connection(self) -> type[asyncio.Protocol]:
+        """What uvicorn makes of each connection."""
+        if self._path is None:
+            return Connection
+        return cast(type[asyncio.Protocol], partial(LocalConnection, stall_s=self._silent_s))  # it is only called
 
     async def start(self) -> int:
         """Listens and returns the port, 0 for a Unix socket. Raises OSError when the address cannot be bound."""
