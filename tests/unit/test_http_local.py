@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from fakes import FakeEngine, fake_model, finish
+from fakes import FakeEngine, FakeOutput, fake_model, finish
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
@@ -105,8 +105,8 @@ def test_a_reader_that_takes_nothing_is_cut_off(tmp_path):
         _, writer = await served.asked("POST", "/v1/chat/completions", {**CHAT, "stream": True})
         key = await served.submitted()
         while served.service.in_flight:
-            served.engine.emit(key, b"0123456789abcdef" * 1024)
-            await asyncio.sleep(0.05)
+            served.engine.push([FakeOutput(key, 0, list(b"x" * 4000))])
+            await asyncio.sleep(0.01)
         assert ("abort", key) in served.engine.calls
         writer.close()
 
