@@ -387,8 +387,8 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
     output.index = choice.index;
     output.prompt_logprobs.resize(static_cast<std::size_t>(count));
     std::atomic<bool> finite{true};
-    pool_.run([&](int member) {
-      const ThreadPool::Range share = pool_.share(count, member);
+    team_->pool().run([&](int member) {
+      const ThreadPool::Range share = team_->pool().share(count, member);
       for (int i = share.begin; i < share.end; ++i) {
         const std::span<const float> row(logits.f32_row(i), static_cast<std::size_t>(logits.cols));
         if (!all_finite(row)) {

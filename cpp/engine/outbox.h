@@ -31,7 +31,7 @@ class Outbox {
 
  private:
   bool has_room() const { return !limited_ || pending_.size() < capacity_; }  // with mutex_ held
-  void append(std::vector<Output>& outputs);                                   // likewise
+  void append(std::vector<Output>& outputs);                                  // likewise
 
   const std::size_t capacity_;
   std::mutex mutex_;

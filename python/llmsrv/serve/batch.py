@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from llmsrv.caller import CALL
+from llmsrv.entry import Entry
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.serve.calls import submitted, whole_answer
 from llmsrv.serve.status import internal_error, item_status
-from llmsrv.service import GenerationService
 from llmsrv.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Batch:
 
     def __init__(
         self,
-        service: GenerationService,
+        service: Entry,
         requests: Sequence[inference_pb2.GenerateRequest],
         time_remaining: Callable[[], float | None],
     ) -> None:
@@ -69,15 +69,15 @@ class Batch:
         message = self._requests[index]
         if index in self._repeated:
             error = ServiceError(Code.ALREADY_EXISTS, f"an earlier item has the request_id {message.request_id!r}")
-            self._service.count_refusal(error)
+            self._service.count_refusal(error, message.model)
             raise error
         generation = await submitted(self._service, message, self._time_remaining())
         return await whole_answer(self._service, generation, message.output)
 
 
-def _width(service: GenerationService, items: int) -> int:
+def _width(service: Entry, items: int) -> int:
     """How many are in flight: enough that none that runs has to wait for the next, within what the caller may."""
-    config, call = service.model.config, CALL.get()
+    config, call = service.services[0].model.config, CALL.get()  # these limits are the same for all models
     own = None if call is None else call.caller.limits.max_concurrent_streams
     return max(min(2 * config.max_num_seqs, config.max_queued_requests, items, items if own is None else own), 1)
 
