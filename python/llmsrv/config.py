@@ -432,17 +432,21 @@ class ServeConfig(EngineOptions):
 
     def _check_model(self) -> None:
         if isinstance(self.model, str):
-            return super()._check_model()
-        if not self.model:
+            super()._check_model()
+        else:
+            self._check_models(self.model)
+
+    def _check_models(self, models: Mapping[str, str]) -> None:
+        if not models:
             raise ValueError("model: must not be empty")
-        for name, source in self.model.items():
+        for name, source in models.items():
             if not re.fullmatch(_MODEL_NAME, name):
                 raise ValueError(f"model: {name!r} is not a name: write letters, digits and . _ : @ / -")
             if not source:
                 raise ValueError(f"model: {name!r} must not be empty")
         if self.served_model_name is not None:
             raise ValueError("served_model_name: cannot be combined with a model that has a name")
-        if self.trace_steps is not None and len(self.model) > 1:
+        if self.trace_steps is not None and len(models) > 1:
             raise ValueError("trace_steps: cannot be combined with several models: the file is for the steps of one")
 
     def _check_operations(self) -> None:

@@ -204,8 +204,8 @@ def check_plans(planned: Sequence[Planned], available: int) -> None:
         listed = ", ".join(f"{each.name} {_mebibytes(each.plan.total_bytes)}" for each in planned)
         fits = all(each_may >= _smallest_cache(each) for each in planned)
         raise ValueError(
-            f"not enough memory: the plans of {len(planned)} models need {_mebibytes(needed)} ({listed}), available are "
-            f"{_mebibytes(available)}; without their KV caches they need {_mebibytes(needed - caches)}, "
+            f"not enough memory: the plans of {len(planned)} models need {_mebibytes(needed)} ({listed}), available "
+            f"are {_mebibytes(available)}; without their KV caches they need {_mebibytes(needed - caches)}, "
             + (f"so that a kv_cache_memory of {write_size(each_may)} fits" if fits else "and no KV caches fit")
         )
 

@@ -133,7 +133,9 @@ class Option:
 
     def _parse_toml_table(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
-            example = "text, or a table such as { NAME = 'MODEL' }" if self._takes_one else "a table such as { NAME = 2 }"
+            example = (
+                "text, or a table such as { NAME = 'MODEL' }" if self._takes_one else "a table such as { NAME = 2 }"
+            )
             raise ValueError(f"must be {example}, not {_described(value)}")
         accepted = (int, float) if self.entry is float else (self.entry,)
         for key, each in value.items():

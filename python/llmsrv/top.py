@@ -110,7 +110,8 @@ async def _samples(
 async def _sample(channel: grpc.aio.Channel, remote: Remote, model: str) -> admin_pb2.EngineStats:
     """One sample of a model. Raises AioRpcError."""
     request, stub = admin_pb2.GetStatsRequest(model=model), admin_pb2_grpc.AdminServiceStub(channel)
-    return (await stub.GetStats(request, timeout=CALL_S, metadata=remote.metadata)).stats
+    answer: admin_pb2.GetStatsResponse = await stub.GetStats(request, timeout=CALL_S, metadata=remote.metadata)
+    return answer.stats
 
 
 def screen(server: Server, found: Samples) -> RenderableType:
@@ -173,9 +174,7 @@ def _models(found: Samples) -> RenderableType:
         )
         for name, each in found.items()
     ]
-    return _grid(
-        "Models, last 10 s", rows, ("", "output tok/s", "prompt tok/s", "requests/s", "running", "waiting")
-    )
+    return _grid("Models, last 10 s", rows, ("", "output tok/s", "prompt tok/s", "requests/s", "running", "waiting"))
 
 
 def _latencies(stats: admin_pb2.EngineStats) -> RenderableType:

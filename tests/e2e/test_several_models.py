@@ -24,7 +24,9 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def both(smollm2_path, gemma3_path):
-    daemon = Daemon(*FLAGS, "--model", f"{SMALL}={smollm2_path}", "--model", f"{GEMMA}={gemma3_path}", "--http-port", "0")
+    daemon = Daemon(
+        *FLAGS, "--model", f"{SMALL}={smollm2_path}", "--model", f"{GEMMA}={gemma3_path}", "--http-port", "0"
+    )
     try:
         yield daemon.wait_until_serving()
     finally:
@@ -76,7 +78,12 @@ def test_an_unknown_name_is_refused(both):
 
 def test_both_at_once_give_what_each_gives_alone(both, daemon):
     """Promise P3. The one with a daemon of its own is held against that one."""
-    sampled = {"sampling": {"temperature": 1.0, "seed": 7}, "greedy": False, "max_tokens": 40, "output": {"token_ids": True}}
+    sampled = {
+        "sampling": {"temperature": 1.0, "seed": 7},
+        "greedy": False,
+        "max_tokens": 40,
+        "output": {"token_ids": True},
+    }
     alone = daemon.inference.Generate(request(**sampled))
     gemma_alone = both.inference.Generate(request(**sampled, model=GEMMA))
     calls = [(name, stream(both, request(**sampled, model=name))) for name in (SMALL, GEMMA) * 4]
@@ -163,7 +170,7 @@ def test_it_ends_when_both_have_ended(both):
         next(each)
     both.signal(signal.SIGTERM)
     for each in running.values():
-        assert [message for message in each][-1].end.usage.completion_tokens == 30
+        assert list(each)[-1].end.usage.completion_tokens == 30
     assert both.wait() == 0
 
 
@@ -184,7 +191,7 @@ def test_the_plan_of_both_before_any_is_loaded(smollm2_path, gemma3_path):
     planned = subprocess.run([*command, *models], capture_output=True, text=True, timeout=START_S, check=True).stdout
     assert planned.count("sequences that fit at once") == 2
     assert "memory plan of 2 models:" in planned
-    too_much = [*command[:-len(FLAGS)], *models, "--kv-cache-memory", "100TiB"]
+    too_much = [*command[: -len(FLAGS)], *models, "--kv-cache-memory", "100TiB"]
     refused = subprocess.run(too_much, capture_output=True, text=True, timeout=START_S, check=False)
     assert refused.returncode == 1
     assert "not enough memory: the plans of 2 models need" in refused.stderr

@@ -63,9 +63,7 @@ def test_a_single_model_with_commas_in_its_path():
 
 
 def test_each_model_has_the_other_options_of_all():
-    assert ServeConfig(model="x", served_model_name="y").apart() == {
-        "y": ServeConfig(model="x", served_model_name="y")
-    }
+    assert ServeConfig(model="x", served_model_name="y").apart() == {"y": ServeConfig(model="x", served_model_name="y")}
     assert ServeConfig(model="x").apart() == {None: ServeConfig(model="x")}
     several = ServeConfig(model=TWO, max_num_seqs=3)
     assert several.apart() == {name: ServeConfig(model=source, max_num_seqs=3) for name, source in TWO.items()}
@@ -89,6 +87,19 @@ def test_what_is_not_clear_is_refused(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("{ a = '' }", "'a' must not be empty"),
+        ("{ ' ' = 'm' }", "' ' is not a name: write letters, digits and . _ : @ / -"),
+        ("{}", "must not be empty"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_with_its_line(tmp_path, table, says):
+    with pytest.raises(ValueError, match=re.escape(f"serving.toml:2: model: {says}")):
+        from_file(tmp_path, f"[serving]\nmodel = {table}\n")
+
+
 def test_several_are_for_a_daemon():
-    with pytest.raises(ValueError, match="^model: must be one model"):
+    with pytest.raises(ValueError, match=r"^model: must be one model"):
         EngineOptions(model=TWO)

@@ -31,9 +31,7 @@ async def converted(service: Entry, model: str, convert_message: Callable[[M], R
         raise
 
 
-async def submitted(
-    service: Entry, message: inference_pb2.GenerateRequest, deadline_s: float | None
-) -> Generation:
+async def submitted(service: Entry, message: inference_pb2.GenerateRequest, deadline_s: float | None) -> Generation:
     """The accepted generation of a request. Raises ServiceError. The caller closes it."""
     request = await converted(service, message.model, convert.generation_request, message)
     return await service.submit(replace(request, deadline_s=deadline_s))

@@ -34,7 +34,7 @@ from llmsrv.serve.http_api.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    Fields,
+    GenerationFields,
     TokenizeFields,
     read_fields,
 )
@@ -52,7 +52,7 @@ REQUEST_ID = "x-request-id"
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 DEAD_STATES = (State.STALLED, State.FAILED)
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=GenerationFields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
