@@ -57,7 +57,8 @@ def test_both_are_listed(both):
         assert [each.id for each in client.models.list().data] == [SMALL, GEMMA]
         assert client.models.retrieve(GEMMA).id == GEMMA
         answer = client.completions.create(model=GEMMA, prompt="The capital of France is", max_tokens=4, temperature=0)
-        assert (answer.model, "Paris" in answer.choices[0].text) == (GEMMA, True)
+        same = both.inference.Generate(request("The capital of France is", model=GEMMA, max_tokens=4))
+        assert (answer.model, answer.choices[0].text) == (GEMMA, same.completions[0].text)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="nobody", prompt="x")
 
@@ -81,12 +82,12 @@ def test_both_at_once_give_what_each_gives_alone(both, daemon):
     sampled = {
         "sampling": {"temperature": 1.0, "seed": 7},
         "greedy": False,
-        "max_tokens": 40,
+        "max_tokens": 24,
         "output": {"token_ids": True},
     }
     alone = daemon.inference.Generate(request(**sampled))
     gemma_alone = both.inference.Generate(request(**sampled, model=GEMMA))
-    calls = [(name, stream(both, request(**sampled, model=name))) for name in (SMALL, GEMMA) * 4]
+    calls = [(name, stream(both, request(**sampled, model=name))) for name in (SMALL, GEMMA) * 3]
     for name, call in calls:
         found = without_what_differs(merged(call))
         assert found.model == name
