@@ -33,6 +33,11 @@ class Team {
   };
 
   ThreadPool& pool() { return pool_; }
+  // How many have the turn or wait for it, now.
+  std::uint32_t asking() const {
+    const std::uint32_t served = served_ticket_;  // first: it never passes the other one
+    return next_ticket_ - served;
+  }
 
  private:
   ThreadPool pool_;

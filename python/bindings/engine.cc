@@ -35,7 +35,8 @@ bool abort_id(Engine& engine, const std::string& id) {
 void register_engine(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Team, std::shared_ptr<Team>>(module, "Team")
-      .def(py::init<int, std::vector<int>>(), release, py::arg("threads"), py::arg("processors") = std::vector<int>());
+      .def(py::init<int, std::vector<int>>(), release, py::arg("threads"), py::arg("processors") = std::vector<int>())
+      .def_property_readonly("asking", &Team::asking);
   py::class_<Engine>(module, "Engine")
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
                        const std::string& isa) {

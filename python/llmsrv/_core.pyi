@@ -352,6 +352,9 @@ class Team:
 
     def __init__(self, threads: int, processors: Sequence[int] = ()) -> None:
         """`processors`: where the threads run, one for each, all engine threads on the first; empty: anywhere."""
+    @property
+    def asking(self) -> int:
+        """How many engines have the turn or wait for it, now."""
 
 class Engine:
     """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""

@@ -1,7 +1,8 @@
 """Engines of several models on one team of compute threads: neither disturbs, starves or outlives the other."""
 
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import harness
 import pytest
@@ -66,15 +67,22 @@ def test_both_give_the_tokens_that_they_give_alone(models):
             assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
 
 
-@pytest.fixture
-def pair(models):
-    """Two engines on one team; the steps of the first wait at a gate when the test says so."""
-    team, gate = _core.Team(2), _testing.Gate()
+@contextmanager
+def pair_on(team, gate, models):
+    """Two engines on the team; the steps of the first wait at the gate when the test says so."""
     with ExitStack() as stack:
         first = _testing.gated_engine(models[0], config(), gate, team=team)
         stack.callback(first.shutdown)
         second = stack.enter_context(harness.engine(models[1], team=team))
         stack.callback(gate.open)  # whatever happened: shutdown waits for a step that waits
+        yield first, second
+
+
+@pytest.fixture
+def pair(models):
+    """The same on a team of their own."""
+    gate = _testing.Gate()
+    with pair_on(_core.Team(2), gate, models) as (first, second):
         yield first, gate, second
 
 
@@ -90,23 +98,43 @@ def test_one_computes_at_a_time(pair):
     assert collect(second, [key])[key].reasons == {0: "length"}
 
 
-def test_a_busy_model_leaves_every_other_turn_to_the_other(pair):
-    """The busy one's steps take long. Under a lock that it may take again at once, the other one would never come."""
-    first, gate, second = pair
-    gate.close()
-    first.submit(busy())
-    assert gate.wait_until_reached(WAIT_S)
-    key = second.submit(probe(8))
-    for _ in range(MAX_LEN // 2):
-        time.sleep(0.01)  # within its step: the other one has asked for its turn by now
-        gate.close(1)
+def test_turns_are_given_in_the_order_of_asking():
+    team, order, waiting = _core.Team(1), [], 8
+    first = _testing.Turn(team)
+
+    def ask(number):
+        turn = _testing.Turn(team)
+        order.append(number)
+        turn.release()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(waiting)]
+    for already, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda already=already: team.asking == already + 1)
+    assert order == []
+    first.release()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert (order, team.asking) == (list(range(waiting)), 0)
+
+
+def test_a_busy_model_leaves_every_other_turn_to_the_other(models):
+    team, gate = _core.Team(2), _testing.Gate()
+    with pair_on(team, gate, models) as (first, second):
+        run(second, [probe(1)])  # from now on it asks for turns only for steps
+        gate.close()
+        first.submit(busy())
         assert gate.wait_until_reached(WAIT_S)
-        if second.stats().requests:
-            break
-    assert second.stats().requests == {"length": 1}
-    assert first.stats().running == 1
-    gate.open()
-    collect(second, [key])
+        key = second.submit(probe(8))
+        for steps in range(1, 9):
+            wait_until(lambda: team.asking == 2)  # the first one computes, the second one waits
+            assert second.stats().steps == steps
+            gate.close(1)
+            assert gate.wait_until_reached(WAIT_S)
+        assert second.stats().requests == {"length": 2}
+        assert first.stats().running == 1
+        gate.open()
+        collect(second, [key])
 
 
 def test_an_idle_model_takes_no_turns(pair):

@@ -132,6 +132,9 @@ void register_engine(py::module_& module) {
       .def("open", &Gate::open)
       .def("close", &Gate::close, py::arg("more_steps") = 0)
       .def("wait_until_reached", &Gate::wait_until_reached, py::arg("timeout_s"), no_gil);
+  py::class_<Team::Turn>(module, "Turn")
+      .def(py::init<Team&>(), no_gil, py::keep_alive<1, 2>(), py::arg("team"))
+      .def("release", &Team::Turn::release);
   py::class_<StepCost>(module, "StepCost")
       .def(py::init<>())
       .def("note", &StepCost::note, py::arg("tokens"), py::arg("seconds"))
