@@ -9,7 +9,7 @@ figure that is worked out from the model (engine.py).
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="EngineOptions")
@@ -24,6 +24,8 @@ DEFAULT_DTYPE = "auto"
 # Tables of the configuration file, in the order in which they are shown.
 TABLES = ("orchestrator", "serving", "distributed")
 _PERMISSION_MODES = ("standard", "strict")
+# Of one among several. A path that begins as paths do, with a slash, a dot or a tilde, is no name.
+_MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@/-]*"
 _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "bfloat16", "float32"),
@@ -104,6 +106,12 @@ def parse_origins(text: str | None) -> tuple[str, ...]:
     return origins
 
 
+def parse_model(text: str) -> tuple[str | None, str]:
+    """A model and its name from "NAME=MODEL"; without a name from all else, also from a path that has a = in it."""
+    name, equals, model = text.partition("=")
+    return (name, model) if equals and re.fullmatch(_MODEL_NAME, name) else (None, text)
+
+
 def parse_tenant_weight(text: str) -> tuple[str, float]:
     """A tenant and its weight from "NAME=WEIGHT"; the name may have a = in it."""
     name, equals, weight = text.rpartition("=")
@@ -122,13 +130,16 @@ def _option(
     written: str | None = None,
     unset: str | None = None,
     repeated: str | None = None,
+    entry: type = float,
+    required: bool = False,
     table: str = "serving",
     opens: Literal["read", "write", "folder"] | None = None,
 ) -> Any:  # noqa: ANN401
     """A dataclass field that is also a flag, a key of the configuration file and an environment variable.
 
     `writer`: makes text of a value that `parser` reads as the same. `written`: the default as one would write it.
-    `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping.
+    `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping of
+    names to `entry`s. `required`: it may not be left out; then an entry without a name is the field's whole value.
     `opens`: the value is the path of a file that the process reads again later, or of one that it writes, or of a
     folder in which it makes files.
     """
@@ -139,10 +150,13 @@ def _option(
         "written": written,
         "unset": unset,
         "repeated": repeated,
+        "entry": entry,
         "table": table,
         "opens": opens,
     }
-    return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
+    if repeated and not required:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
@@ -155,7 +169,14 @@ def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
 class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
 
-    model: str = _option("GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m.")
+    model: str | Mapping[str, str] = _option(
+        "GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m. Several, as NAME=MODEL each, are "
+        "served side by side, under these names; each has what the other options say, and the first is the default.",
+        parser=parse_model,
+        repeated="--model",
+        entry=str,
+        required=True,
+    )
     device: str = _option("Where the model runs: cpu, cuda, or auto, which takes cuda where that can be used.", "auto")
     dtype: str = _option(
         "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
@@ -243,8 +264,7 @@ class EngineOptions:
     prefix_hash_bits: int = _option("Bits of the prefix cache's hash. Fewer only test what collisions do.", 128)
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError("model: must not be empty")
+        self._check_model()
         self._check_choices(_CHOICES)
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             value = getattr(self, name)
@@ -276,6 +296,19 @@ class EngineOptions:
                 raise ValueError(f"{name}: must not be empty")
         if self.quantization and self.dtype == "float32":
             raise ValueError("quantization: cannot be combined with dtype float32")
+
+    def _check_model(self) -> None:
+        if not isinstance(self.model, str):
+            raise ValueError("model: must be one model; a daemon serves several")
+        if not self.model:
+            raise ValueError("model: must not be empty")
+
+    @property
+    def model_source(self) -> str:
+        """Where the model is. REQUIRES: it is one; of several, ServeConfig.apart() has the options of each."""
+        if isinstance(self.model, str):
+            return self.model
+        raise TypeError("these are the options of several models")
 
     def _check_choices(self, choices_of: Mapping[str, tuple[str, ...]]) -> None:
         for name, choices in choices_of.items():
@@ -401,6 +434,31 @@ class ServeConfig(EngineOptions):
                 raise ValueError(f"{name}: must be from 1 ms to {TIMEOUT_MAX_S} s, not {getattr(self, name)} s")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
+
+    def apart(self) -> "dict[str | None, ServeConfig]":
+        """The options of each model under the name that clients use, in their order. None: a name of its own."""
+        if isinstance(self.model, str):
+            return {self.served_model_name: self}
+        return {name: replace(self, model=source) for name, source in self.model.items()}
+
+    def _check_model(self) -> None:
+        if isinstance(self.model, str):
+            super()._check_model()
+        else:
+            self._check_models(self.model)
+
+    def _check_models(self, models: Mapping[str, str]) -> None:
+        if not models:
+            raise ValueError("model: must not be empty")
+        for name, source in models.items():
+            if not re.fullmatch(_MODEL_NAME, name):
+                raise ValueError(f"model: {name!r} is not a name: write letters, digits and . _ : @ / -")
+            if not source:
+                raise ValueError(f"model: {name!r} must not be empty")
+        if self.served_model_name is not None:
+            raise ValueError("served_model_name: cannot be combined with a model that has a name")
+        if self.trace_steps is not None and len(models) > 1:
+            raise ValueError("trace_steps: cannot be combined with several models: the file is for the steps of one")
 
     def _check_operations(self) -> None:
         self._check_choices(_SERVE_CHOICES)

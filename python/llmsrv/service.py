@@ -89,8 +89,10 @@ class _Prepared:
 class GenerationService:
     """Serves one loaded model on one event loop. Knows no transport."""
 
-    def __init__(self, model: "LoadedModel") -> None:
+    def __init__(self, model: "LoadedModel", *, served: Sequence[str] = ()) -> None:
+        """`served`: the names of all models behind the same entry, for the one who asks for another one."""
         self.model = model
+        self._served = served or (model.name,)
         self._engine = model.engine
         self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(TEXT_WORKERS, thread_name_prefix="llmsrv-text")
@@ -207,7 +209,7 @@ class GenerationService:
         if name and name != self.model.name:
             raise ServiceError(
                 Code.NOT_FOUND,
-                f"model {name!r} is not served here; served: {self.model.name!r}",
+                f"model {name!r} is not served here; served: {', '.join(map(repr, self._served))}",
                 resource=Resource("model", name),
             )
 

@@ -211,7 +211,7 @@ def test_how_many_are_in_flight(running, queue, waiting, requests, width):
         engine.queued = waiting
         config = ServeConfig(model="fake", max_num_seqs=running, max_queued_requests=queue)
         service = GenerationService(fake_model(engine, config=config))
-        assert in_flight_max(service, requests) == width
+        assert in_flight_max([service], requests) == width
         await service.close()
 
     asyncio.run(test())

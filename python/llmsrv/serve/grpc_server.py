@@ -1,4 +1,4 @@
-"""The gRPC listener: three services over one GenerationService, health, reflection.
+"""The gRPC listener: three services over one Entry, health, reflection.
 
 It listens before the model is loaded, so that probes and clients get an answer: until `serve` is called every
 generation is UNAVAILABLE. Thread rule: one event loop, for gRPC and the service alike (two loops on grpc.aio in one
@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import llmsrv
 from llmsrv.commit import built_commit
 from llmsrv.config import ServeConfig
+from llmsrv.engine import LoadedModel
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import Generation
 from llmsrv.serve import convert
@@ -156,9 +157,9 @@ class GrpcServer(Listener):
             await endpoint.start()
         return port
 
-    async def serve(self, service: GenerationService) -> None:
-        """From now on requests are taken."""
-        await super().serve(service)
+    async def serve(self, *services: GenerationService) -> None:
+        """From now on requests are taken. The first service is the default."""
+        await super().serve(*services)
         await self._health.tell()
 
     async def drain(self, timeout_s: float) -> None:
@@ -232,11 +233,13 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             offsets=request.pieces,
         )
         return inference_pb2.TokenizeResponse(
-            token_ids=tokenized.token_ids, pieces=self._pieces(tokenized), rendered_text=tokenized.rendered_text
+            token_ids=tokenized.token_ids,
+            pieces=self._pieces(tokenized, request.model),
+            rendered_text=tokenized.rendered_text,
         )
 
-    def _pieces(self, tokenized: Tokenized) -> list[inference_pb2.TokenizeResponse.Piece]:
-        token_bytes = self._server.service.model.tokenizer.token_bytes
+    def _pieces(self, tokenized: Tokenized, model: str) -> list[inference_pb2.TokenizeResponse.Piece]:
+        token_bytes = self._server.service.of(model).model.tokenizer.token_bytes
         return [
             inference_pb2.TokenizeResponse.Piece(token_bytes=token_bytes(token_id), begin=begin, end=end)
             for token_id, (begin, end) in zip(tokenized.token_ids, tokenized.offsets, strict=False)
@@ -263,31 +266,12 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
     @_unary
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return model_pb2.ListModelsResponse(models=[self._model()])
+        return model_pb2.ListModelsResponse(models=[_described(each.model) for each in self._server.service.services])
 
     @_unary
     async def GetModel(self, request: model_pb2.GetModelRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        self._server.service.check_model(request.name)
-        return model_pb2.GetModelResponse(model=self._model())
-
-    def _model(self) -> model_pb2.Model:
-        model = self._server.service.model
-        return model_pb2.Model(
-            name=model.name,
-            architecture=model.architecture,
-            max_context_tokens=model.max_model_len,
-            vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            weight_dtype=model.weight_dtype,
-            kv_cache_dtype=model.config.kv_cache_dtype,
-            quantization=model.quantization,
-            has_chat_template=model.chat_template is not None,
-            default_sampling=convert.sampling_params(model.resolve(model.defaults)),
-            max_top_logprobs=model.config.max_logprobs,
-            max_n=model.config.max_choices,
-            tokenizer_sha256=model.tokenizer.sha256,
-        )
+        return model_pb2.GetModelResponse(model=_described(self._server.service.named(request.name).model))
 
 
 class _Admin(admin_pb2_grpc.AdminServiceServicer):
@@ -306,7 +290,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             state=_STATES[state],
         )
         if state is not State.STARTING:
-            model = self._server.service.model
+            model = self._server.service.named(request.model).model
             info.devices.append(model.engine.device)
             info.kv_blocks = model.plan.kv_blocks
             info.kv_block_tokens = model.config.block_size
@@ -318,7 +302,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     @_unary
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return admin_pb2.GetStatsResponse(stats=self._stats())
+        return admin_pb2.GetStatsResponse(stats=_stats(self._server.service.named(request.model)))
 
     @_streaming
     async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncGenerator[Message, None]:
@@ -326,9 +310,9 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         interval_s = request.interval.ToMilliseconds() / 1000 if request.HasField("interval") else WATCH_DEFAULT_S
         if interval_s < WATCH_MIN_S:
             raise ServiceError.invalid([Violation("interval", "must be at least 100 ms")])
+        service = self._server.service.named(request.model)
         while True:
-            stats = self._stats()
-            yield admin_pb2.WatchStatsResponse(stats=stats)
+            yield admin_pb2.WatchStatsResponse(stats=_stats(service))
             if self._server.state is State.DRAINED and self._server.drainer.finishing:
                 return
             await asyncio.sleep(interval_s)
@@ -360,43 +344,8 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     @_unary
     async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return admin_pb2.ClearPrefixCacheResponse(blocks_freed=await self._server.service.clear_prefix_cache())
-
-    def _stats(self) -> admin_pb2.EngineStats:
-        service = self._server.service
-        sample = service.stats()
-        return admin_pb2.EngineStats(
-            time=_timestamp(time.time()),
-            state=_STATES[service.state],
-            running=sample.running,
-            waiting=sample.waiting,
-            kv_blocks_used=sample.kv_blocks_held,
-            kv_blocks_total=sample.kv_blocks_total,
-            kv_blocks_cached=sample.kv_blocks_cached,
-            steps=sample.steps,
-            prompt_tokens=sample.prompt_tokens,
-            generation_tokens=sample.generation_tokens,
-            prefix_cache_queries=sample.prefix_queries,
-            prefix_cache_hits=sample.prefix_hits,
-            preemptions=sample.preemptions,
-            requests=service.outcomes,
-            kv_blocks_free=sample.kv_blocks_free,
-            sequence_states={name: _state_stats(each) for name, each in sample.states.items()},
-            recomputed_tokens=sample.recomputed_tokens,
-            swap_outs=sample.swap_outs,
-            swap_ins=sample.swap_ins,
-            swapped_out_blocks=sample.swapped_out_blocks,
-            swapped_in_blocks=sample.swapped_in_blocks,
-            swap_blocks_held=sample.swap_blocks_held,
-            swap_blocks_total=sample.swap_blocks_total,
-            copied_prefix_tokens=sample.copied_prefix_tokens,
-            utilization=sample.utilization,
-            swap_bytes_per_second=sample.swap_bytes_per_second,
-            step_time_per_token=convert.duration(sample.step_seconds_per_token),
-            oldest_wait=convert.duration(sample.oldest_wait_s),
-            deadline_drops=service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0),
-            recent=recent_stats(service.latencies.recent, time.monotonic()),
-        )
+        freed = await self._server.service.clear_prefix_cache(request.model)
+        return admin_pb2.ClearPrefixCacheResponse(blocks_freed=freed)
 
 
 _STATES = {
@@ -407,6 +356,60 @@ _STATES = {
     State.DRAINED: admin_pb2.SERVER_STATE_DRAINED,
     State.FAILED: admin_pb2.SERVER_STATE_FAILED,
 }
+
+
+def _described(model: LoadedModel) -> model_pb2.Model:
+    return model_pb2.Model(
+        name=model.name,
+        architecture=model.architecture,
+        max_context_tokens=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        weight_dtype=model.weight_dtype,
+        kv_cache_dtype=model.config.kv_cache_dtype,
+        quantization=model.quantization,
+        has_chat_template=model.chat_template is not None,
+        default_sampling=convert.sampling_params(model.resolve(model.defaults)),
+        max_top_logprobs=model.config.max_logprobs,
+        max_n=model.config.max_choices,
+        tokenizer_sha256=model.tokenizer.sha256,
+    )
+
+
+def _stats(service: GenerationService) -> admin_pb2.EngineStats:
+    sample = service.stats()
+    return admin_pb2.EngineStats(
+        time=_timestamp(time.time()),
+        state=_STATES[service.state],
+        running=sample.running,
+        waiting=sample.waiting,
+        kv_blocks_used=sample.kv_blocks_held,
+        kv_blocks_total=sample.kv_blocks_total,
+        kv_blocks_cached=sample.kv_blocks_cached,
+        steps=sample.steps,
+        prompt_tokens=sample.prompt_tokens,
+        generation_tokens=sample.generation_tokens,
+        prefix_cache_queries=sample.prefix_queries,
+        prefix_cache_hits=sample.prefix_hits,
+        preemptions=sample.preemptions,
+        requests=service.outcomes,
+        kv_blocks_free=sample.kv_blocks_free,
+        sequence_states={name: _state_stats(each) for name, each in sample.states.items()},
+        recomputed_tokens=sample.recomputed_tokens,
+        swap_outs=sample.swap_outs,
+        swap_ins=sample.swap_ins,
+        swapped_out_blocks=sample.swapped_out_blocks,
+        swapped_in_blocks=sample.swapped_in_blocks,
+        swap_blocks_held=sample.swap_blocks_held,
+        swap_blocks_total=sample.swap_blocks_total,
+        copied_prefix_tokens=sample.copied_prefix_tokens,
+        utilization=sample.utilization,
+        swap_bytes_per_second=sample.swap_bytes_per_second,
+        step_time_per_token=convert.duration(sample.step_seconds_per_token),
+        oldest_wait=convert.duration(sample.oldest_wait_s),
+        deadline_drops=service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0),
+        recent=recent_stats(service.latencies.recent, time.monotonic()),
+    )
 
 
 def _close_when_done(context: Context, owner: Generation | Batch | Session) -> None:

@@ -4,6 +4,7 @@ Used by BatchGenerate and by HTTP bodies with several prompts.
 """
 
 import asyncio
+from collections.abc import Collection
 
 from llmsrv.caller import CALL
 from llmsrv.service import GenerationService
@@ -11,13 +12,13 @@ from llmsrv.service import GenerationService
 LOOK_S = 0.1
 
 
-def in_flight_max(service: GenerationService, requests: int) -> int:
-    """Of so many requests: enough that none that runs has to wait for the next, half of the free places at most, and
-    within what the caller may."""
-    config, call = service.model.config, CALL.get()
+def in_flight_max(services: Collection[GenerationService], requests: int) -> int:
+    """Of so many requests to these: enough that none that runs has to wait for the next, half of the free places at
+    most, and within what the caller may."""
+    call = CALL.get()
     own = None if call is None else call.caller.limits.max_concurrent_streams
-    most = min(2 * config.max_num_seqs, service.free_places // 2, requests if own is None else own, requests)
-    return max(most, 1)
+    most = min(min(2 * each.model.config.max_num_seqs, each.free_places // 2) for each in services)
+    return max(min(most, requests if own is None else own, requests), 1)
 
 
 async def until_place_is_free(service: GenerationService) -> None:

@@ -32,6 +32,7 @@ CLIENT_NAMES = {
 class Asked:
     """What a body asks for: one request per prompt, and what of their results the answer has."""
 
+    model: str
     requests: Sequence[GenerationRequest]
     choices_each: int
     stream: bool
@@ -56,6 +57,7 @@ def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
     alternatives = (fields.top_logprobs or 0) if fields.logprobs else None
     params = _params(fields, limit, alternatives, violations)
     return Asked(
+        model=fields.model,
         requests=[_request(fields, _chat_prompt(fields), params)],
         choices_each=fields.n,
         stream=fields.stream,
@@ -78,6 +80,7 @@ def completion_request(fields: CompletionFields, violations: list[Violation]) ->
     if fields.echo and fields.logprobs is not None:
         params = replace(params, prompt_logprobs=True)
     return Asked(
+        model=fields.model,
         requests=[_request(fields, each, params) for each in prompts],
         choices_each=fields.n,
         stream=fields.stream,

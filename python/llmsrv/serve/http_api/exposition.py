@@ -1,4 +1,4 @@
-"""The service's counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`, and where that is
+"""The services' counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`, and where that is
 wanted under vLLM's own prefix, too.
 
 Written by hand: the counters live in the core and in the service, so the client library would add a registry and a
@@ -6,7 +6,7 @@ dependency to copy them into, for a format of two lines per value.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llmsrv
 from llmsrv.errors import Code
@@ -45,22 +45,35 @@ class _Family:
 
 
 def exposition(
-    service: GenerationService, call_errors: Mapping[Kind, int] | None = None, *, vllm_names: bool = False
+    services: Sequence[GenerationService],
+    call_errors: Mapping[Kind, int] | None = None,
+    *,
+    vllm_names: bool = False,
 ) -> str:
-    """One consistent sample. `call_errors`: of all listeners."""
-    model = {"model_name": service.model.name}
-    families = [
-        _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
-        *_engine_families(service, model),
-        *_outcome_families(service.outcomes, model),
-        _call_error_family(call_errors or {}),
-        *_latency_families(service, model),
-    ]
+    """One consistent sample of each model. `call_errors`: of all listeners. REQUIRES: there is one model at least."""
+    families = [_merged(parts) for parts in zip(*map(_families, services), strict=True)]
+    families.append(_call_error_family(call_errors or {}))
     lines = [line for each in families for line in _lines(each, PREFIX, {})]
     if vllm_names:
         known = [each for each in families if each.name in VLLM_NAMES]
         lines += [line for each in known for line in _lines(each, VLLM_PREFIX, {"engine": "0"})]
     return "\n".join(lines) + "\n"
+
+
+def _families(service: GenerationService) -> list[_Family]:
+    """The same ones for every model."""
+    model = {"model_name": service.model.name}
+    return [
+        _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
+        *_engine_families(service, model),
+        *_outcome_families(service.outcomes, model),
+        *_latency_families(service, model),
+    ]
+
+
+def _merged(parts: Sequence[_Family]) -> _Family:
+    """The values of all models together: a name may stand only once in the text."""
+    return replace(parts[0], values=[each for part in parts for each in part.values])
 
 
 def _engine_families(service: GenerationService, model: Labels) -> Iterator[_Family]:
@@ -97,7 +110,7 @@ def _engine_families(service: GenerationService, model: Labels) -> Iterator[_Fam
         yield _family(name, "gauge", text, [(model, value)])
     yield _family("kv_blocks", "gauge", "KV blocks.", [({**model, "state": s}, n) for s, n in blocks.items()])
     states = [({**model, "state": each.value}, float(each is state)) for each in State]
-    yield _family("server_state", "gauge", "1 for the state of the server.", states)
+    yield _family("server_state", "gauge", "1 for the state of the model.", states)
     for name, text, value in counters:
         yield _family(f"{name}_total", "counter", text, [(model, value)])
 

@@ -34,7 +34,7 @@ class Prompts:
     async def begin(self) -> None:
         """Submits as many as may be in flight. Raises ServiceError in the client's words, for the others, too."""
         count = len(self._asked.requests)
-        width = in_flight_max(self._service, count)
+        width = in_flight_max([self._service], count)
         for number in range(width, count):
             found = await self._service.violations(self._asked.requests[number])
             if found:

@@ -31,7 +31,7 @@ from llmsrv.serve.http_api.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    Fields,
+    GenerationFields,
     TokenizeFields,
     read_fields,
 )
@@ -50,7 +50,7 @@ REQUEST_ID = "x-request-id"
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 DEAD_STATES = (State.STALLED, State.FAILED)
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=GenerationFields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
@@ -131,13 +131,13 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         asked = await self._asked(request, ChatFields, convert.chat_request)
         kind = ChatStream if asked.stream else ChatAnswer
-        answer = kind(self._answer_id(request, "chatcmpl"), self._model_name, asked, self._token_bytes)
+        answer = kind(self._answer_id(request, "chatcmpl", asked), *self._answering(asked))
         return await self._answered(request, answer)
 
     @_handler
     async def complete(self, request: Request) -> Response:
         asked = await self._asked(request, CompletionFields, convert.completion_request)
-        answer = TextAnswer(self._answer_id(request, "cmpl"), self._model_name, asked, self._token_bytes)
+        answer = TextAnswer(self._answer_id(request, "cmpl", asked), *self._answering(asked))
         return await self._answered(request, answer)
 
     async def _asked(
@@ -145,24 +145,30 @@ class _Handlers:
     ) -> Asked:
         """What the body asks for. Raises with everything that is wrong with it, the service's reasons included."""
         service = self._listener.service
+        fields: F | None = None
         try:
             fields, violations = read_fields(kind, await read_object(request))
             asked = None if fields is None else convert_fields(fields, violations)
             if violations or asked is None:
                 raise await self._refused(asked, violations)
         except ServiceError as error:
-            service.count_refusal(error)
+            service.count_refusal(error, "" if fields is None else fields.model)
             raise
         return asked
 
-    def _answer_id(self, request: Request, kind: str) -> str:
+    def _answering(self, asked: Asked) -> tuple[str, Asked, Callable[[int], bytes]]:
+        """What an answer is made of: its model's name, what is asked for, and bytes of tokens."""
+        model = self._listener.service.of(asked.model).model
+        return model.name, asked, model.tokenizer.token_bytes
+
+    def _answer_id(self, request: Request, kind: str, asked: Asked) -> str:
         """The client's own, or a new one: what it is called in logs and by Abort, too."""
         given = request.headers.get(REQUEST_ID)
         if given is None:
             return f"{kind}-{secrets.token_hex(12)}"
         if not re.fullmatch(r"[!-~]{1,200}", given):
             error = ServiceError.invalid([Violation(REQUEST_ID, "must be 1 to 200 visible ASCII characters")])
-            self._listener.service.count_refusal(error)
+            self._listener.service.count_refusal(error, asked.model)
             raise error
         return given
 
@@ -176,7 +182,7 @@ class _Handlers:
         return ServiceError.invalid(violations)
 
     async def _answered(self, request: Request, answer: Answer) -> Response:
-        service = self._listener.service
+        service = self._listener.service.of(answer.asked.model)
         if answer.asked.stream:
             return await unless_gone(request.receive, _stream(service, answer))
         body = await unless_gone(request.receive, _whole(service, answer))
@@ -186,15 +192,13 @@ class _Handlers:
 
     @_handler
     async def list_models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        return _json({"object": "list", "data": [self._model(each) for each in self._listener.service.services]})
 
     @_handler
     async def get_model(self, request: Request) -> Response:
-        self._listener.service.check_model(request.path_params["name"])
-        return _json(self._model())
+        return _json(self._model(self._listener.service.named(request.path_params["name"])))
 
-    def _model(self) -> dict[str, object]:
-        service = self._listener.service
+    def _model(self, service: GenerationService) -> dict[str, object]:
         return {
             "id": service.model.name,
             "object": "model",
@@ -202,13 +206,6 @@ class _Handlers:
             "owned_by": "llmsrv",
             "max_model_len": service.model.max_model_len,
         }
-
-    @property
-    def _model_name(self) -> str:
-        return self._listener.service.model.name
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        return self._listener.service.model.tokenizer.token_bytes(token_id)
 
     # --- text ---
 
@@ -225,11 +222,12 @@ class _Handlers:
             raise convert.in_client_words(error, {}, "prompt") from None
         answer: dict[str, object] = {
             "count": len(tokenized.token_ids),
-            "max_model_len": service.model.max_model_len,
+            "max_model_len": service.of(fields.model).model.max_model_len,
             "tokens": list(tokenized.token_ids),
         }
         if fields.return_token_strs:
-            answer["token_strs"] = [self._token_bytes(each).decode("utf-8", "replace") for each in tokenized.token_ids]
+            token_bytes = service.of(fields.model).model.tokenizer.token_bytes
+            answer["token_strs"] = [token_bytes(each).decode("utf-8", "replace") for each in tokenized.token_ids]
         return _json(answer)
 
     @_handler
@@ -264,7 +262,7 @@ class _Handlers:
     @_handler
     async def metrics(self, request: Request) -> Response:
         service, errors = self._listener.service, self._listener.call_errors
-        text = exposition(service, errors.counts, vllm_names=self._vllm_names)
+        text = exposition(service.services, errors.counts, vllm_names=self._vllm_names)
         return Response(text, media_type=CONTENT_TYPE)
 
     @_handler
