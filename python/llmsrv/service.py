@@ -53,6 +53,7 @@ ABORTED_READ_S = 2.0  # what readers get to read the last message of a request t
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
 DRAIN_MEMORY_S = 10.0  # of the time in which requests wait: how far back the drain rate looks
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHOWN_KEY = secrets.token_bytes(16)  # one for all models: a tenant is called the same by each
 TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
@@ -113,7 +114,6 @@ class GenerationService:
         self.latencies = Latencies()
         self._on_end: Callable[[RequestRecord], None] | None = None
         self._prompt_chars = 0
-        self._shown_key = secrets.token_bytes(16)
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -370,7 +370,7 @@ class GenerationService:
         if request.tenant or not salt or salt in self.model.config.tenant_weights:
             return _tenant(request)
         encoded = salt.encode("utf-8", "surrogatepass")
-        return f"salt {blake2b(encoded, digest_size=4, key=self._shown_key).hexdigest()}"
+        return f"salt {blake2b(encoded, digest_size=4, key=_SHOWN_KEY).hexdigest()}"
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:

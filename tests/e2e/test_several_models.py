@@ -24,9 +24,9 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def both(smollm2_path, gemma3_path):
-    daemon = Daemon(
-        *FLAGS, "--model", f"{SMALL}={smollm2_path}", "--model", f"{GEMMA}={gemma3_path}", "--http-port", "0"
-    )
+    """In the strict mode, which has to allow both."""
+    models = ("--model", f"{SMALL}={smollm2_path}", "--model", f"{GEMMA}={gemma3_path}")
+    daemon = Daemon(*FLAGS, *models, "--permission-mode", "strict", "--http-port", "0")
     try:
         yield daemon.wait_until_serving()
     finally:

@@ -250,6 +250,17 @@ def test_each_model_has_statistics_of_its_own():
     run(test)
 
 
+def test_a_tenant_is_called_the_same_by_both():
+    async def test(served):
+        for name in NAMES:
+            await served.answer_of(name, served.inference.Generate(message(name, cache_salt="secret")))
+        models = (await served.get("/stats")).json["models"]
+        (one,), (other,) = [[each["name"] for each in model["tenants"]] for model in models]
+        assert one == other != "secret"
+
+    run(test)
+
+
 def test_admin_calls_reach_both():
     async def test(served):
         calls = [
