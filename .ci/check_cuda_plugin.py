@@ -21,6 +21,7 @@ REQUIRED = {
     "attend_segment_kernel": ("HMMA", "LDGSTS", "LDSM"),
     "attend_prefill_kernel": ("HMMA", "LDGSTS", "LDSM"),
     "packed_linear_kernel": ("HMMA",),
+    "packed_gemm_kernel": ("HMMA", "LDGSTS"),
 }
 SPILLS = ("LDL", "STL")  # local memory: registers that did not suffice, or an array that is indexed at run time
 

@@ -9,6 +9,7 @@
 #include "cuda/emulation/emulator.h"
 #include "cuda/emulation/race.h"
 #include "cuda/kernels/kv_layout.cuh"
+#include "cuda/kernels/packed_group.cuh"
 
 namespace llmsrv::emulation {
 
@@ -24,6 +25,15 @@ template <typename T>
 T* pointer_or_null(const pybind11::object& memory) {
   return memory.is_none() ? nullptr : pointer<T>(memory);
 }
+// Of a matrix whose rows may lie apart.
+template <typename T>
+T* matrix_pointer(pybind11::array memory) {
+  if (memory.itemsize() != static_cast<pybind11::ssize_t>(sizeof(T)) || memory.strides(1) != memory.itemsize()) {
+    throw std::invalid_argument("a matrix has the wrong element size or gaps inside its rows");
+  }
+  return static_cast<T*>(memory.mutable_data());
+}
+inline int stride_of(const pybind11::array& memory) { return static_cast<int>(memory.strides(0) / memory.itemsize()); }
 inline int rows_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(0)); }
 inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(1)); }
 
@@ -34,7 +44,11 @@ cuda::KvLayout<T> kv_layout(const pybind11::array& cache) {
   return {pointer<T>(cache), size(2), size(3), std::countr_zero(static_cast<unsigned>(size(3))), size(4)};
 }
 
+// A format by the name of the files' type. Throws std::invalid_argument.
+cuda::PackedFormat format_named(const std::string& name);
+
 void bind_attention(pybind11::module_& module);
+void bind_library(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
