@@ -6,7 +6,8 @@
 // and kKeyDigits times more, from L2, where alternatives are asked for.
 // The mass of all tokens is a sum of integers, within 2^-26 of the exact one, so that a row's results follow from the
 // row alone. Ranks and the order of alternatives are exact.
-// Assumes: at most 2^24 tokens, at most kTopLogprobsMax alternatives; logits are finite, else the results mean nothing.
+// Assumes: at most kVocabMax tokens, at most kTopLogprobsMax alternatives; logits are finite, else the results mean
+// nothing.
 #pragma once
 
 #include "cuda/kernels/token_search.cuh"

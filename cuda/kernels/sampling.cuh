@@ -8,7 +8,7 @@
 //
 // Work: one block of kSampleThreads per row. Shared memory: 35 KiB. Bytes moved: the logits twice and the weights out
 // once, and twice more for a row with penalties; then the weights from L2, kIdDigits times for the draw of a row that
-// is not cut, kKeyDigits times for each of top_k, top_p and the draw of one that is. Assumes: at most 2^24 tokens;
+// is not cut, kKeyDigits times for each of top_k, top_p and the draw of one that is. Assumes: at most kVocabMax tokens;
 // weights fit beside the logits into L2; ids are inside the vocabulary, and one token is left that may be drawn
 // (checked by the core).
 #pragma once

@@ -16,6 +16,7 @@ constexpr int kDigits = 1 << kDigitBits;
 constexpr int kIdDigits = kIdBits / kDigitBits;
 constexpr int kKeyDigits = kIdDigits + 32 / kDigitBits;  // a value's bits above the id's
 constexpr Whole kIdMask = (Whole{1} << kIdBits) - 1;
+constexpr int kVocabMax = 1 << 19;  // so that their masses together, 2^44 each at most, have 64 bits
 
 // What the threads of a block share.
 struct SearchShared {

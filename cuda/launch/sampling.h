@@ -6,10 +6,10 @@
 
 namespace llmsrv::cuda {
 
-// Throws std::invalid_argument for more than 2^24 tokens.
+// Throws std::invalid_argument for more than kVocabMax tokens.
 void sample(const SampleParams& params, Stream stream);
 
-// Throws std::invalid_argument for more than 2^24 tokens, or room for more than kTopLogprobsMax alternatives.
+// Throws std::invalid_argument for more than kVocabMax tokens, or room for more than kTopLogprobsMax alternatives.
 void logprobs(const LogprobParams& params, Stream stream);
 
 }  // namespace llmsrv::cuda

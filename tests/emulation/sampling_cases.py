@@ -1,6 +1,7 @@
 """Sampling against the definition in NumPy, and token for token against the core's sampler."""
 
 import numpy as np
+import pytest
 from machine import further_case, kernel_case, stored, unwritten, with_gaps
 from row_cases import numbers
 
@@ -118,6 +119,18 @@ def sample_as_the_core_does(machine):
     rng = np.random.default_rng(14)
     for vocab in (1, 40, 515, 2100):
         check_against_the_core(machine, rng, vocab, rows=8)
+
+
+@further_case
+def sample_from_the_largest_vocabulary_when_all_are_as_likely(machine):
+    """The sum of all masses needs every bit that it has."""
+    vocab = 1 << 19
+    draws = [0.6, 1 - 2**-30]
+    tokens, finite = sample_on(machine, np.zeros((2, vocab), np.float32), [make_row(uniform) for uniform in draws])
+    assert finite.all()
+    assert tokens.tolist() == [int(uniform * vocab) for uniform in draws]
+    with pytest.raises(ValueError, match="more than 524288 tokens"):
+        sample_on(machine, np.zeros((1, vocab + 1), np.float32), [make_row()])
 
 
 def check_against_the_core(machine, rng, vocab, rows):
