@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cpp/base/thread_pool.h"
+#include "cpp/engine/backends.h"
 #include "cpp/engine/config.h"
 #include "cpp/engine/expiry.h"
 #include "cpp/engine/inbox.h"
@@ -46,9 +47,9 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
-  // not fit, too little memory, or an impossible `isa`. `processors`: where the team runs, as for ThreadPool; its owner
-  // is the engine thread. REQUIRES: threads >= 1
-  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
+  // not fit, too little memory, or an impossible device. `processors`: where the team runs, as for ThreadPool; its
+  // owner is the engine thread. REQUIRES: threads >= 1
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const DeviceOptions& device,
          std::vector<int> processors = {});
   // The same, on a backend of the caller's making.
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,

@@ -229,8 +229,8 @@ inline std::uint16_t bits_of(Bf16 value) { return value.bits; }
 inline std::uint16_t bits_of(Half value) { return value.bits; }
 
 template <typename... P, typename... A>
-void launch(void (*kernel)(P...), const Grid& grid, Stream, A&&... arguments) {
-  emulation::launch(kernel, {grid.blocks, grid.threads, grid.shared_bytes}, std::forward<A>(arguments)...);
+void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... arguments) {
+  emulation::launch(kernel, {grid.blocks, grid.threads, grid.shared_bytes}, stream, std::forward<A>(arguments)...);
 }
 
 #endif

@@ -23,7 +23,7 @@ struct RopeStoreKvParams {
   const float* cos = nullptr;  // [positions, head_dim / 2]
   const float* sin = nullptr;
   const std::int32_t* positions = nullptr;     // [rows]
-  const std::int32_t* slot_blocks = nullptr;   // [rows]
+  const std::int32_t* slot_blocks = nullptr;   // [rows]; negative: the row is stored nowhere
   const std::int32_t* slot_offsets = nullptr;  // [rows]
   KvLayout<Kv> cache;
   int rows = 0;
@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(kRopeWarps* kWarpThreads) rope_store_kv_kernel
   if (is_query) return pairs.store(x, half);
   const int kv_head = head - p.heads - (is_value ? kv_heads : 0);
   const int block = p.slot_blocks[row];
+  if (block < 0) return;  // a row of padding; whole warps leave
   const int offset = p.slot_offsets[row];
   Kv* slot = p.cache.data + p.cache.key_at(block, kv_head, offset) + (is_value ? p.cache.half_block() : 0);
   if constexpr (kIsScaled<Kv>) {

@@ -36,11 +36,12 @@ void register_engine(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(module, "Engine")
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
-                       const std::string& isa, std::vector<int> processors) {
-             return std::make_unique<Engine>(std::move(weights), config, threads, isa, std::move(processors));
+                       const std::string& isa, std::vector<int> processors, const std::string& device) {
+             return std::make_unique<Engine>(std::move(weights), config, threads,
+                                             DeviceOptions{device_kind(device), isa}, std::move(processors));
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
-           py::arg("isa") = "", py::arg("processors") = std::vector<int>())
+           py::arg("isa") = "", py::arg("processors") = std::vector<int>(), py::arg("device") = "cpu")
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
       .def(

@@ -17,6 +17,7 @@ from llmsrv.config import EngineOptions
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.memory import (
     available_bytes,
+    check_device_plan,
     check_plan,
     core_config,
     describe_plan,
@@ -215,7 +216,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     from llmsrv import _core
     from llmsrv.weights.load import PackedCache, load_weights
 
-    _check_device(options)
+    options = _with_device(options)
     tell = report or _silent
     clock = _Clock(tell)
     files = _inspect(options, report)
@@ -224,7 +225,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
         text = pool.submit(_load_text, files)
         config, plan = _plan(files, options, tell)
-        check_plan(files, plan, config, available_bytes())
+        _check_plan(files, plan, config)
         team = choose_team(options)
         cache = PackedCache(config.packed_cache, files, tell) if config.packed_cache else None
         with _weights_progress(report) as progress:
@@ -236,7 +237,7 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
     own_config = core_config(config, eos_token_ids)
-    core = _core.Engine(weights, own_config, threads=team.threads, processors=team.processors)
+    core = _core.Engine(weights, own_config, threads=team.threads, processors=team.processors, device=config.device)
     clock.lap(f"started the engine on {core.device}, {team.placement},")
     return LoadedModel(
         name=name or _default_name(options.model, files.path),
@@ -257,19 +258,33 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
 
 def plan_engine(options: EngineOptions, *, report: Report) -> None:
     """Reports what load_engine() would take, from the model's headers alone. Raises ValueError or OSError likewise."""
-    _check_device(options)
+    options = _with_device(options)
     files = _inspect(options, report)
     config, plan = _plan(files, options, report)
     report(describe_room(plan, config))
-    check_plan(files, plan, config, available_bytes())
+    _check_plan(files, plan, config)
 
 
-def _check_device(options: EngineOptions) -> None:
-    """Raises ValueError, which says why, when a device is asked for that cannot be used here."""
+def _with_device(options: EngineOptions) -> EngineOptions:
+    """Chooses what auto leaves open. Raises ValueError, which says why, for a device that cannot be used here."""
     from llmsrv import _core
 
-    if options.device == "cuda" and (why := _core.cuda_unavailable()) is not None:
+    if options.device == "cpu":
+        return options
+    why = _core.cuda_unavailable()
+    if options.device == "cuda" and why is not None:
         raise ValueError(f"device cuda cannot be used: {why}")
+    return replace(options, device="cuda" if why is None else "cpu")
+
+
+def _check_plan(files: "ModelFiles", plan: "_core.MemoryPlan", config: EngineOptions) -> None:
+    """Raises ValueError when the plan takes more memory than there is."""
+    from llmsrv import _core
+
+    if config.device == "cuda":
+        check_device_plan(plan, free=_core.cuda_memory()[1], host=available_bytes())
+    else:
+        check_plan(files, plan, config, available_bytes())
 
 
 class _Clock:
@@ -300,7 +315,7 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
 
 
 def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
-    if options.gpu_memory_utilization is not None:
+    if options.gpu_memory_utilization is not None and options.device == "cpu":
         report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
     config = fit(files, options, report)
     plan = plan_memory(files, config)

@@ -136,14 +136,14 @@ def rope_store_kv(machine):
 def check_rope_store_kv(machine, rng, dtypes, shape, norms):
     dtype, cache_dtype = dtypes
     heads, kv_heads, dim = shape
-    rows, blocks, block_size = 3, 4, 8
+    rows, blocks, block_size = 4, 4, 8
     qkv = stored(numbers(rng, rows, (heads + 2 * kv_heads) * dim), dtype)
     before = as_read(qkv).reshape(rows, -1, dim)
     angles = np.outer(np.arange(40), 1 / 100 ** (np.arange(dim // 2) / (dim // 2)))
     cos, sin = stored(np.cos(angles), "f32"), stored(np.sin(angles), "f32")
     weights = [stored(numbers(rng, dim), "f32") if norms else None for _ in range(2)]
-    positions = np.array([0, 39, 17], np.int32)
-    slots = np.array([[3, 0], [0, 7], [1, 5]], np.int32)
+    positions = np.array([0, 39, 17, 0], np.int32)
+    slots = np.array([[3, 0], [0, 7], [1, 5], [-1, 0]], np.int32)  # the last row is padding
     cache = Cache(blocks, kv_heads, block_size, dim, cache_dtype)
     machine.run(
         "rope_store_kv", {"qkv": qkv, "cache": cache.memory}, kv_shape=cache.shape, query_norm=weights[0],
@@ -160,7 +160,7 @@ def check_rope_store_kv(machine, rng, dtypes, shape, norms):
     assert_near(after[:, :heads], rotated(queries, *turns), *ROTATED[dtype])
     assert np.array_equal(after[:, heads:], before[:, heads:])
     expected = np.full((blocks, 2, kv_heads, block_size, dim), np.nan)
-    for row, (block, offset) in enumerate(slots):
+    for row, (block, offset) in enumerate(slots[:-1]):
         expected[block, 0, :, offset] = rotated(keys, *turns)[row]
         expected[block, 1, :, offset] = values[row]
     held = cache.read()
