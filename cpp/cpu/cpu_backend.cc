@@ -52,13 +52,25 @@ class CpuBackend final : public Backend {
     return static_cast<std::size_t>(shape.kv_heads) * kv_head_bytes(shape, block_size, dtype);
   }
 
+  // Rows are whole cache lines, so that two threads never write one line, and an odd number of them: with a power of
+  // two the same columns of all rows would fall on a few places of a cache.
+  int row_stride(int cols) const override { return ((cols + 15) / 16 | 1) * 16; }
+
  private:
-  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) override {
+  void do_embed(const PackedMatrix& table, float scale, TensorView out) override {
+    const std::vector<TokenId>& tokens = step().tokens;
     for_rows(out.rows, out.cols, [&](int t) {
       float* row = out.f32_row(t);
-      table.unpack_row(ids[static_cast<std::size_t>(t)], row);
+      table.unpack_row(tokens[static_cast<std::size_t>(t)], row);
       if (scale != 1.0f) std::transform(row, row + out.cols, row, [scale](float value) { return scale * value; });
     });
+  }
+
+  void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) override {
+    for (int i = 0; i < out.rows; ++i) {
+      const float* row = in.f32_row(rows[static_cast<std::size_t>(i)]);
+      std::memcpy(out.f32_row(i), row, static_cast<std::size_t>(out.cols) * sizeof(float));
+    }
   }
 
   void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
@@ -85,8 +97,9 @@ class CpuBackend final : public Backend {
   }
 
   void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                            const RopeTable& rope, std::span<const std::int32_t> positions,
-                            std::span<const KvSlot> slots, const KvLayer& cache) override {
+                            const RopeTable& rope, const KvLayer& cache) override {
+    const std::vector<std::int32_t>& positions = step().positions;
+    const std::vector<KvSlot>& slots = step().slots;
     const std::size_t head_bytes = kv_head_bytes(shape, cache.block_size, cache.dtype);
     KernelTable::StoreKv* store = kv_kernels(cache.dtype).store;
     for_rows(qkv.rows, qkv.cols, [&](int t) {
@@ -112,9 +125,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
-                          std::span<const AttentionRange> ranges, const AttentionOptions& options,
+  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache, const AttentionOptions& options,
                           TensorView out) override {
+    const std::vector<AttentionRange>& ranges = step().ranges;
     LLMSRV_CHECK(shape.head_dim <= limits_.shape.head_dim);
     for (const AttentionRange& range : ranges) LLMSRV_CHECK(range.context_len <= limits_.context_len);
     const AttentionTask task{

@@ -6,8 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "cpp/ops/plugin.h"
-
 namespace llmsrv {
 namespace {
 
@@ -29,7 +27,7 @@ CudaPluginPlace installed_cuda_plugin() {
   return {(std::filesystem::path(here.dli_fname).parent_path() / kPluginFile).string()};
 }
 
-std::optional<std::string> cuda_unavailable(const CudaPluginPlace& place) {
+std::variant<const PluginTable*, std::string> open_cuda_plugin(const CudaPluginPlace& place) {
   if (place.needs_driver && !has_driver()) return std::string("there is no NVIDIA driver here (") + kDriver + ")";
   if (!std::filesystem::exists(place.path)) {
     return "this installation has no CUDA plug-in; LLMSRV_CUDA=1 pip install builds one from the sources";
@@ -45,7 +43,13 @@ std::optional<std::string> cuda_unavailable(const CudaPluginPlace& place) {
   }
   std::array<char, 256> why{};
   if (table->count_devices(why.data(), why.size()) == 0) return std::string(why.data());
-  return "this version has the kernels, but no backend that uses them yet";
+  return table;
+}
+
+std::optional<std::string> cuda_unavailable(const CudaPluginPlace& place) {
+  const auto opened = open_cuda_plugin(place);
+  const std::string* why = std::get_if<std::string>(&opened);
+  return why != nullptr ? std::optional(*why) : std::nullopt;
 }
 
 }  // namespace llmsrv

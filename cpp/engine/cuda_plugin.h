@@ -4,6 +4,9 @@
 
 #include <optional>
 #include <string>
+#include <variant>
+
+#include "cpp/ops/plugin.h"
 
 namespace llmsrv {
 
@@ -16,7 +19,10 @@ struct CudaPluginPlace {
 // The plug-in beside the library that this code is in.
 CudaPluginPlace installed_cuda_plugin();
 
-// Why the CUDA backend cannot be used, as the rest of a sentence; nothing when it can. An opened plug-in stays open.
+// The table of a plug-in that has a device to work on, or why there is none, as the rest of a sentence. An opened
+// plug-in stays open.
+std::variant<const PluginTable*, std::string> open_cuda_plugin(const CudaPluginPlace& place);
+// Why CUDA cannot be used; nothing when it can.
 std::optional<std::string> cuda_unavailable(const CudaPluginPlace& place);
 
 }  // namespace llmsrv

@@ -7,7 +7,6 @@
 
 #include "cpp/base/check.h"
 #include "cpp/base/counter_rng.h"
-#include "cpp/engine/backends.h"
 #include "cpp/engine/clock.h"
 #include "cpp/engine/pack.h"
 #include "cpp/engine/validate.h"
@@ -50,12 +49,13 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
 }  // namespace
 
 Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
-               const std::string& isa)
-    : Engine(std::move(weights), config, std::move(team),
-             [&isa](ThreadPool& pool) { return make_backend(pool, isa); }) {}
+               const DeviceOptions& device)
+    : Engine(weights, config, std::move(team),
+             [&](ThreadPool& pool) { return make_backend(pool, device, weights->formats()); }) {}
 
+// Memory that the device does not have is a config that does not fit.
 Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
-               const BackendFactory& make_backend)
+               const BackendFactory& make_backend) try
     : weights_(std::move(weights)),
       config_(checked(config, *weights_)),
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
@@ -69,6 +69,9 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
       scheduler_(limits_),
       inbox_({config_.max_queued_requests, config_.max_queued_tokens}),
       outbox_(kOutboxCapacity) {
+  if (config_.idle_timeout && !memory_.can_be_lent()) {
+    throw std::invalid_argument("idle_timeout cannot be used with this device: its memory is not given back");
+  }
   const auto tokens = static_cast<std::size_t>(config_.max_num_batched_tokens);
   inputs_.tokens.reserve(tokens);
   inputs_.positions.reserve(tokens);
@@ -79,6 +82,8 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
   stats_.swap_blocks_total = plan_.swap.blocks;
   sample_scheduler(0);
   thread_ = std::thread([this] { run(); });
+} catch (const DeviceError& error) {
+  throw std::invalid_argument(std::string("the device cannot take this model: ") + error.what());
 }
 
 Engine::~Engine() { shutdown(); }
@@ -188,6 +193,7 @@ void Engine::run_step(const StepPlan& plan) {
   decoder_.forward(inputs_);
   report_prompt_logprobs(plan);
   const std::span<const Sampled> drawn = draw(plan);
+  if (drawn.empty()) backend_->finish();  // nobody has waited yet: its time is this step's
   fail_unusable(plan, drawn);
   if (trace_) trace_->commit(drawn_tokens_);
   publish(scheduler_.commit(drawn_tokens_), drawn);

@@ -21,6 +21,8 @@
 #include <variant>
 #include <vector>
 
+#include "cpp/base/thread_pool.h"
+#include "cpp/engine/backends.h"
 #include "cpp/engine/config.h"
 #include "cpp/engine/expiry.h"
 #include "cpp/engine/inbox.h"
@@ -47,9 +49,9 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
-  // not fit, too little memory, or an impossible `isa`. REQUIRES: there is a team
+  // not fit, too little memory, or an impossible device. REQUIRES: there is a team
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
-         const std::string& isa);
+         const DeviceOptions& device);
   // The same, on a backend of the caller's making.
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
          const BackendFactory& make_backend);

@@ -1,6 +1,7 @@
 #include "cpp/engine/kv_memory.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cpp/base/check.h"
@@ -21,15 +22,16 @@ KvMemory::KvMemory(const MemoryPlan& plan, Backend& backend)
       block_bytes_(static_cast<double>(plan.kv_cache.block_bytes())),
       probe_blocks_(
           std::min({plan.kv_cache.blocks, plan.swap.blocks, static_cast<int>(kProbeBytes / block_bytes_) + 1})),
-      cache_(plan.kv_cache),
-      swap_(plan.swap) {}
+      cache_(plan.kv_cache, backend.allocate(plan.kv_cache.bytes(), MemoryPlace::kDevice)),
+      swap_(plan.swap, backend.allocate(plan.swap.bytes(), MemoryPlace::kHost)) {}
 
 void KvMemory::start() {
   std::vector<BlockMove> probe;
   for (BlockId id = 0; id < probe_blocks_; ++id) probe.push_back({id, id});
   if (!probe.empty()) backend_.move_blocks(cache_.layers(), swap_.layers(), probe);  // takes the pages, not timed
-  swap(cache_, swap_, probe);
-  swap(swap_, cache_, probe);
+  backend_.finish();
+  measured_swap(cache_, swap_, probe);
+  measured_swap(swap_, cache_, probe);
   take();
 }
 
@@ -46,16 +48,28 @@ double KvMemory::swap_s_per_block() const {
 
 void KvMemory::give_back() {
   prefault_.reset();
-  cache_.give_back();
-  swap_.give_back();
+  cache_.pages()->give_back();
+  swap_.pages()->give_back();
 }
 
-void KvMemory::take() { prefault_.emplace(std::vector{cache_.memory(), swap_.memory()}); }
+void KvMemory::take() {
+  std::vector<std::span<std::byte>> ranges;
+  for (AlignedBuffer* pages : {cache_.pages(), swap_.pages()}) {
+    if (pages != nullptr) ranges.emplace_back(pages->data(), pages->size());
+  }
+  prefault_.emplace(std::move(ranges));
+}
 
 void KvMemory::swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves) {
+  if (!backend_.works_behind()) return measured_swap(from, to, moves);
+  backend_.move_blocks(from.layers(), to.layers(), moves);
+}
+
+void KvMemory::measured_swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves) {
   if (moves.empty()) return;
   const double start_s = monotonic_s();
   backend_.move_blocks(from.layers(), to.layers(), moves);
+  backend_.finish();
   const double rate = static_cast<double>(moves.size()) * block_bytes_ / std::max(monotonic_s() - start_s, 1e-9);
   swap_bytes_per_second_ =
       swap_bytes_per_second_ == 0.0 ? rate : (1.0 - kNewest) * swap_bytes_per_second_ + kNewest * rate;

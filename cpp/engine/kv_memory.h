@@ -25,12 +25,15 @@ class KvMemory {
   // Does a plan's moves in their order. REQUIRES: the pages are here
   void move_blocks(const StepPlan& plan);
 
-  // Of moves between cache and swap pool, of late; 0 without a swap pool.
+  // Of moves between cache and swap pool, of late, or at start where the device works behind; 0 without a swap pool.
   double swap_bytes_per_second() const { return swap_bytes_per_second_; }
   // One way; 0 without a swap pool.
   double swap_s_per_block() const;
 
+  // Whether the system can have the pages for a while.
+  bool can_be_lent() { return cache_.pages() != nullptr && swap_.pages() != nullptr; }
   // Whether the pages are here, or coming. Giving them back loses all contents.
+  // REQUIRES of give_back(): can_be_lent()
   bool is_here() const { return prefault_.has_value(); }
   void give_back();
   // Has a thread take all pages from the system (promise P8). Nobody waits for it: a page that is needed before it
@@ -42,6 +45,8 @@ class KvMemory {
 
  private:
   void swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
+  // Waits for the end of it.
+  void measured_swap(const KvCache& from, const KvCache& to, std::span<const BlockMove> moves);
 
   Backend& backend_;
   const double block_bytes_;

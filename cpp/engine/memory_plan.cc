@@ -33,7 +33,7 @@ MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, cons
   MemoryPlan plan;
   plan.weight_formats = formats;
   plan.weights_bytes = Weights::weights_bytes(spec, formats);
-  plan.workspace_bytes = Decoder::workspace_bytes(spec, limits) +
+  plan.workspace_bytes = Decoder::workspace_bytes(spec, limits, backend) +
                          backend.workspace_bytes(Decoder::step_limits(spec, limits)) +
                          Sampler::workspace_bytes(spec.vocab_size, threads);
 

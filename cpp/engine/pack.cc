@@ -7,6 +7,7 @@ void pack(const StepPlan& plan, const Scheduler& scheduler, int block_size, Step
   inputs.positions.clear();
   inputs.slots.clear();
   inputs.ranges.clear();
+  inputs.block_size = block_size;
   for (const PlannedRange& range : plan.ranges) {
     const Sequence& sequence = scheduler.sequence(range.sequence);
     const int end = range.first_position + range.token_count;

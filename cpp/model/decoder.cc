@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <numeric>
 
 #include "cpp/base/check.h"
 
@@ -11,24 +11,36 @@ namespace {
 
 using enum Backend::Accumulate;
 
-struct ActivationCols {
-  int hidden, qkv, query, gate_up, intermediate, vocab;
-};
-
-ActivationCols activation_cols(const ModelSpec& spec) {
-  return {spec.hidden_size,           spec.heads().qkv_cols(), spec.heads().query_cols(),
-          2 * spec.intermediate_size, spec.intermediate_size,  spec.vocab_size};
-}
-
-// Rows are whole cache lines, so that two threads never write one line, and an odd number of them: with a power of two
-// the same columns of all rows would fall on a few places of a cache.
-int padded(int cols) { return ((cols + 15) / 16 | 1) * 16; }
-
-std::size_t tensor_bytes(int rows, int cols) {
-  return static_cast<std::size_t>(rows) * static_cast<std::size_t>(padded(cols)) * sizeof(float);
-}
+// Where each tensor of activations starts.
+constexpr std::size_t kAlignment = 256;
 
 }  // namespace
+
+// All tensors of activations, placed one behind the other from address 0 on.
+struct Decoder::Activations {
+  TensorView hidden, qkv, attended, branch, gate_up, picked, logits;
+  std::size_t bytes = 0;
+};
+
+Decoder::Activations Decoder::activations(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend) {
+  Activations made;
+  const auto place = [&](int rows, int cols, DType dtype) {
+    const int stride = backend.row_stride(cols);
+    const std::size_t at = made.bytes;
+    const std::size_t bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(stride) * dtype_bytes(dtype);
+    made.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return TensorView{reinterpret_cast<void*>(at), dtype, rows, cols, stride};
+  };
+  const DType inner = backend.inner_dtype();
+  made.hidden = place(limits.tokens, spec.hidden_size, DType::kF32);
+  made.qkv = place(limits.tokens, spec.heads().qkv_cols(), inner);
+  made.attended = place(limits.tokens, spec.heads().query_cols(), inner);
+  if (spec.post_norms) made.branch = place(limits.tokens, spec.hidden_size, DType::kF32);
+  made.gate_up = place(limits.tokens, 2 * spec.intermediate_size, inner);
+  made.picked = place(limits.logits_rows, spec.hidden_size, DType::kF32);
+  made.logits = place(limits.logits_rows, spec.vocab_size, DType::kF32);
+  return made;
+}
 
 Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache, const DecoderLimits& limits)
     : weights_(weights),
@@ -36,39 +48,47 @@ Decoder::Decoder(const Weights& weights, Backend& backend, const KvCache& cache,
       backend_(backend),
       cache_(cache),
       limits_(limits),
-      rope_(spec_, limits.context_len),
-      memory_(workspace_bytes(spec_, limits) - RopeTables::bytes(spec_, limits.context_len)) {
-  std::size_t used = 0;
-  const auto place = [&](int rows, int cols) {
-    auto* data = reinterpret_cast<float*>(memory_.data() + used);
-    used += tensor_bytes(rows, cols);
-    return TensorView{data, DType::kF32, rows, cols, padded(cols)};
+      rope_(spec_, limits.context_len) {
+  const Activations placed = activations(spec_, limits_, backend_);
+  memory_ = backend_.allocate(placed.bytes, MemoryPlace::kDevice);
+  const auto moved = [&](TensorView view) {
+    view.data = memory_->data() + reinterpret_cast<std::uintptr_t>(view.data);
+    return view;
   };
-  const ActivationCols cols = activation_cols(spec_);
-  hidden_ = place(limits_.tokens, cols.hidden);
-  qkv_ = place(limits_.tokens, cols.qkv);
-  attended_ = place(limits_.tokens, cols.query);
-  if (spec_.post_norms) branch_ = place(limits_.tokens, cols.hidden);
-  gate_up_ = place(limits_.tokens, cols.gate_up);
-  picked_ = place(limits_.logits_rows, cols.hidden);
-  logits_ = place(limits_.logits_rows, cols.vocab);
-  LLMSRV_CHECK(used == memory_.size());
+  hidden_ = moved(placed.hidden);
+  qkv_ = moved(placed.qkv);
+  attended_ = moved(placed.attended);
+  branch_ = moved(placed.branch);
+  gate_up_ = moved(placed.gate_up);
+  picked_ = moved(placed.picked);
+  logits_ = moved(placed.logits);
+  hold_constants();
   backend_.reserve(step_limits(spec_, limits_));
 }
 
+void Decoder::hold_constants() {
+  std::vector<std::span<const std::byte>> constants = weights_.memory();
+  for (const std::span<const float> table : rope_.memory()) constants.push_back(std::as_bytes(table));
+  backend_.hold(constants);
+}
+
 void Decoder::forward(const StepInputs& inputs) {
-  const int tokens = static_cast<int>(inputs.tokens.size());
-  LLMSRV_CHECK(tokens <= limits_.tokens);
+  LLMSRV_CHECK(static_cast<int>(inputs.tokens.size()) <= limits_.tokens);
+  backend_.run_step(inputs, [this](int rows) { run_layers(rows); });
+}
+
+void Decoder::run_layers(int rows) {
+  LLMSRV_CHECK(rows <= limits_.tokens);
   const HeadShape heads = spec_.heads();
   const auto eps = static_cast<float>(spec_.rms_norm_eps);
   const double scale = spec_.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(heads.head_dim)));
 
-  const TensorView hidden = hidden_.slice_rows(0, tokens);
-  const TensorView qkv = qkv_.slice_rows(0, tokens);
-  const TensorView attended = attended_.slice_rows(0, tokens);
-  const TensorView gate_up = gate_up_.slice_rows(0, tokens);
+  const TensorView hidden = hidden_.slice_rows(0, rows);
+  const TensorView qkv = qkv_.slice_rows(0, rows);
+  const TensorView attended = attended_.slice_rows(0, rows);
+  const TensorView gate_up = gate_up_.slice_rows(0, rows);
 
-  backend_.embed(inputs.tokens, weights_.embed(), static_cast<float>(spec_.embedding_scale), hidden);
+  backend_.embed(weights_.embed(), static_cast<float>(spec_.embedding_scale), hidden);
   for (int index = 0; index < spec_.num_layers; ++index) {
     const LayerWeights& layer = weights_.layer(index);
     const KvLayer cache = cache_.layer(index);
@@ -80,8 +100,8 @@ void Decoder::forward(const StepInputs& inputs) {
     const auto norms = spec_.head_norms ? std::optional(HeadNorms{layer.q_norm, layer.k_norm, eps}) : std::nullopt;
 
     backend_.linear(hidden, RmsNorm{layer.attn_norm, eps}, layer.qkv.parts(), layer.qkv_bias, kStore, qkv);
-    backend_.rope_and_store_kv(qkv, heads, norms, rope_.layer(index), inputs.positions, inputs.slots, cache);
-    backend_.paged_attention(qkv, heads, cache, inputs.ranges, attention, attended);
+    backend_.rope_and_store_kv(qkv, heads, norms, rope_.layer(index), cache);
+    backend_.paged_attention(qkv, heads, cache, attention, attended);
     add_linear(attended, {}, layer.o, layer.attn_post_norm, hidden);
 
     backend_.linear(hidden, RmsNorm{layer.ffn_norm, eps}, layer.gate_up.parts(), {}, kStore, gate_up);
@@ -101,31 +121,27 @@ TensorView Decoder::logits(std::span<const int> rows) {
   const int count = static_cast<int>(rows.size());
   LLMSRV_CHECK(count <= limits_.logits_rows);
   const TensorView picked = picked_.slice_rows(0, count);
-  for (int i = 0; i < count; ++i) {
-    const int row = rows[static_cast<std::size_t>(i)];
-    LLMSRV_CHECK(row >= 0 && row < limits_.tokens);
-    std::memcpy(picked.f32_row(i), hidden_.f32_row(row), static_cast<std::size_t>(spec_.hidden_size) * sizeof(float));
-  }
   const TensorView logits = logits_.slice_rows(0, count);
   const RmsNorm norm{weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps)};
+  backend_.gather_rows(hidden_, rows, picked);
   backend_.linear(picked, norm, {&weights_.head(), 1}, {}, kStore, logits);
-  return logits;
+  return backend_.to_host(logits);
 }
 
 StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limits) {
-  const ActivationCols cols = activation_cols(spec);
-  return {std::max(limits.tokens, limits.logits_rows), limits.sequences, limits.context_len,
-          std::max({cols.hidden, cols.query, cols.intermediate}), spec.heads()};
+  const int query_cols = spec.heads().query_cols();
+  return {.tokens = std::max(limits.tokens, limits.logits_rows),
+          .sequences = limits.sequences,
+          .context_len = limits.context_len,
+          .input_cols = std::max({spec.hidden_size, query_cols, spec.intermediate_size}),
+          .shape = spec.heads(),
+          .input_unit = std::gcd(std::gcd(spec.hidden_size, query_cols), spec.intermediate_size),
+          .result_rows = limits.logits_rows,
+          .result_cols = spec.vocab_size};
 }
 
-std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits) {
-  const ActivationCols cols = activation_cols(spec);
-  std::size_t bytes = RopeTables::bytes(spec, limits.context_len);
-  for (const int width : {cols.hidden, cols.qkv, cols.query, cols.gate_up}) {
-    bytes += tensor_bytes(limits.tokens, width);
-  }
-  if (spec.post_norms) bytes += tensor_bytes(limits.tokens, cols.hidden);
-  return bytes + tensor_bytes(limits.logits_rows, cols.hidden) + tensor_bytes(limits.logits_rows, cols.vocab);
+std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend) {
+  return RopeTables::bytes(spec, limits.context_len) + activations(spec, limits, backend).bytes;
 }
 
 }  // namespace llmsrv

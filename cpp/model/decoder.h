@@ -12,21 +12,13 @@
 #include <span>
 #include <vector>
 
-#include "cpp/base/aligned_buffer.h"
 #include "cpp/model/kv_cache.h"
 #include "cpp/model/rope.h"
 #include "cpp/model/weights.h"
 #include "cpp/ops/backend.h"
+#include "cpp/tensor/buffer.h"
 
 namespace llmsrv {
-
-// One step's input, token by token; `ranges` tells which rows belong to which sequence.
-struct StepInputs {
-  std::vector<TokenId> tokens;          // [tokens]
-  std::vector<std::int32_t> positions;  // [tokens]
-  std::vector<KvSlot> slots;            // [tokens]
-  std::vector<AttentionRange> ranges;   // [sequences]; together they cover all rows in order
-};
 
 struct DecoderLimits {
   int tokens = 0;       // rows of a step
@@ -40,8 +32,8 @@ class Decoder {
   // REQUIRES: `weights` is complete and, like `backend` and `cache`, outlives the decoder.
   Decoder(const Weights& weights, Backend& backend, const KvCache& cache, const DecoderLimits& limits);
 
-  // Computes all rows of a step and stores their keys and values. The rows stay readable by logits() until the next
-  // call.
+  // Computes all rows of a step and stores their keys and values; a device may still be at it afterwards. The rows stay
+  // readable by logits() until the next call.
   void forward(const StepInputs& inputs);
 
   // Logits of some rows of the last step. [rows.size(), vocab]; valid until the next call.
@@ -50,9 +42,14 @@ class Decoder {
 
   static StepLimits step_limits(const ModelSpec& spec, const DecoderLimits& limits);
   // Bytes that a decoder takes beside weights, cache and the backend's workspace.
-  static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits);
+  static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend);
 
  private:
+  struct Activations;
+  static Activations activations(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend);
+  void hold_constants();
+  // The step's operations, on so many rows.
+  void run_layers(int rows);
   // hidden += weight x, or its norm, for x = prologue(in). `post_norm` is empty where there is none.
   void add_linear(TensorView in, const Prologue& prologue, const PackedMatrix& weight, std::span<const float> post_norm,
                   TensorView hidden);
@@ -63,14 +60,14 @@ class Decoder {
   const KvCache& cache_;
   const DecoderLimits limits_;
   RopeTables rope_;
-  AlignedBuffer memory_;  // all activations below
-  TensorView hidden_;     // [tokens, hidden]: the residual stream
-  TensorView qkv_;        // [tokens, (heads + 2 kv_heads) * head_dim]
-  TensorView attended_;   // [tokens, heads * head_dim]
-  TensorView branch_;     // [tokens, hidden]: what is normed before it is added, if the model does that
-  TensorView gate_up_;    // [tokens, 2 * intermediate]
-  TensorView picked_;     // [logits_rows, hidden]
-  TensorView logits_;     // [logits_rows, vocab]
+  std::unique_ptr<Buffer> memory_;  // all activations below
+  TensorView hidden_;               // [tokens, hidden]: the residual stream
+  TensorView qkv_;                  // [tokens, (heads + 2 kv_heads) * head_dim]
+  TensorView attended_;             // [tokens, heads * head_dim]
+  TensorView branch_;               // [tokens, hidden]: what is normed before it is added, if the model does that
+  TensorView gate_up_;              // [tokens, 2 * intermediate]
+  TensorView picked_;               // [logits_rows, hidden]
+  TensorView logits_;               // [logits_rows, vocab]
 };
 
 }  // namespace llmsrv

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "cpp/base/aligned_buffer.h"
 #include "cpp/model/spec.h"
 #include "cpp/ops/backend.h"
+#include "cpp/tensor/buffer.h"
 
 namespace llmsrv {
 
@@ -25,19 +26,20 @@ struct KvCacheShape {
 
 class KvCache {
  public:
-  // Reserves the memory; the first touch of a page takes it. A cache of no blocks is legal and holds nothing.
-  explicit KvCache(const KvCacheShape& shape);
+  // In memory of the backend's. A cache of no blocks is legal and holds nothing. REQUIRES: buffer->size() ==
+  // shape.bytes()
+  KvCache(const KvCacheShape& shape, std::unique_ptr<Buffer> buffer);
 
   KvLayer layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::span<const KvLayer> layers() const { return layers_; }
 
-  // Gives all pages back to the system. What the blocks held is gone; the layers keep their addresses.
-  void give_back() { buffer_.give_back(); }
-  std::span<std::byte> memory() const { return {buffer_.data(), buffer_.size()}; }
+  // The pages, where the system gives and takes them back one by one; the first touch of one takes it. Given back, what
+  // the blocks held is gone; the layers keep their addresses.
+  AlignedBuffer* pages() { return buffer_->pages(); }
 
  private:
-  AlignedBuffer buffer_;         // [layers, blocks, layer_block_bytes]
-  std::vector<KvLayer> layers_;  // into buffer_
+  std::unique_ptr<Buffer> buffer_;  // [layers, blocks, layer_block_bytes]
+  std::vector<KvLayer> layers_;     // into buffer_
 };
 
 }  // namespace llmsrv

@@ -90,6 +90,15 @@ RopeTable RopeTables::layer(int index) const {
   return {cos_.data() + first, sin_.data() + first, positions_};
 }
 
+std::vector<std::span<const float>> RopeTables::memory() const {
+  std::vector<std::span<const float>> memory;
+  for (std::size_t first = 0; first < cos_.size(); first += table_values_) {
+    memory.push_back(std::span(cos_).subspan(first, table_values_));
+    memory.push_back(std::span(sin_).subspan(first, table_values_));
+  }
+  return memory;
+}
+
 std::size_t RopeTables::bytes(const ModelSpec& spec, int positions) {
   return kinds_of_rope(spec).size() * static_cast<std::size_t>(positions) * static_cast<std::size_t>(spec.head_dim) *
          sizeof(float);

@@ -1,6 +1,7 @@
 // Tables of rotary position embeddings (Su et al., "RoFormer", arXiv 2104.09864), with the scalings of checkpoints.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "cpp/model/spec.h"
@@ -18,6 +19,8 @@ class RopeTables {
   // Tables for positions [0, positions).
   RopeTables(const ModelSpec& spec, int positions);
   RopeTable layer(int index) const;
+  // What the layers' tables lie in; each starts at its own address here.
+  std::vector<std::span<const float>> memory() const;
   static std::size_t bytes(const ModelSpec& spec, int positions);
 
  private:

@@ -165,6 +165,28 @@ std::vector<Weights::Piece> Weights::pieces() {
   return pieces;
 }
 
+std::vector<std::span<const std::byte>> Weights::memory() const {
+  std::vector<std::span<const std::byte>> memory;
+  const auto add = [&](std::span<const std::byte> bytes) {
+    if (!bytes.empty()) memory.push_back(bytes);
+  };
+  const auto add_vector = [&](const std::vector<float>& vector) { add(std::as_bytes(std::span(vector))); };
+  add(embed_.data());
+  for (const LayerWeights& layer : layers_) {
+    for (const std::vector<float>* vector : {&layer.attn_norm, &layer.qkv_bias, &layer.q_norm, &layer.k_norm,
+                                             &layer.attn_post_norm, &layer.ffn_norm, &layer.ffn_post_norm}) {
+      add_vector(*vector);
+    }
+    for (const PackedMatrix& part : layer.qkv.parts()) add(part.data());
+    add(layer.o.data());
+    for (const PackedMatrix& part : layer.gate_up.parts()) add(part.data());
+    add(layer.down.data());
+  }
+  add_vector(final_norm_);
+  add(lm_head_.data());
+  return memory;
+}
+
 std::size_t Weights::weights_bytes(const ModelSpec& spec, const WeightFormats& formats) {
   const HeadShape heads = spec.heads();
   const auto matrix = [&](const std::string& name, int rows, int cols) {

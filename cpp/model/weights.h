@@ -62,6 +62,8 @@ class Weights {
   const LayerWeights& layer(int index) const { return layers_[static_cast<std::size_t>(index)]; }
   std::span<const float> final_norm() const { return final_norm_; }  // [hidden]
   std::size_t bytes() const { return weights_bytes(spec_, formats_); }
+  // All matrices and vectors, each at the address by which operations are given it.
+  std::vector<std::span<const std::byte>> memory() const;
 
   // Bytes that the weights of such a model take, by arithmetic.
   static std::size_t weights_bytes(const ModelSpec& spec, const WeightFormats& formats);

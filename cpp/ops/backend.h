@@ -4,23 +4,30 @@
 // Promise P3 binds every backend: row t of a result is a function of row t's own inputs and length. The order of its
 // floating-point operations never depends on the number of rows, on the split over threads or on its neighbours.
 // Thread rule: one caller at a time (the engine thread). No operation allocates after reserve().
+//
+// A device may work behind its caller: an operation that has returned has its place behind those before it, and only
+// to_host() and finish() wait. Arguments in host memory are what hold() was told of, or the step's own (run_step()).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "cpp/base/types.h"
 #include "cpp/quant/packed_matrix.h"
+#include "cpp/tensor/buffer.h"
 #include "cpp/tensor/tensor_view.h"
 
 namespace llmsrv {
 
 constexpr int kHeadDimMax = 256;
+constexpr int kBlockSizeMin = 8;  // tokens of a KV block
 
 // Heads of an attention layer. `heads` is a multiple of `kv_heads` (grouped queries), head_dim even and at most
 // kHeadDimMax.
@@ -41,6 +48,7 @@ struct KvLayer {
   int block_size = 0;
   DType dtype = DType::kBf16;
   std::size_t block_bytes = 0;  // of this layer
+  MemoryPlace place = MemoryPlace::kDevice;
 };
 
 // Where one token's key and value go.
@@ -55,6 +63,15 @@ struct AttentionRange {
   int row_count = 0;                // rows; row i is at position context_len - row_count + i
   int context_len = 0;              // tokens in the cache, this step's rows included
   const BlockId* blocks = nullptr;  // ceil(context_len / block_size) ids
+};
+
+// One step's input, token by token; `ranges` tells which rows belong to which sequence.
+struct StepInputs {
+  std::vector<TokenId> tokens;          // [tokens]
+  std::vector<std::int32_t> positions;  // [tokens]
+  std::vector<KvSlot> slots;            // [tokens]
+  std::vector<AttentionRange> ranges;   // [sequences]; together they cover all rows in order
+  int block_size = 0;                   // of the slots and ranges
 };
 
 // cos and sin of every position and frequency: [positions, head_dim / 2] each.
@@ -91,6 +108,9 @@ struct StepLimits {
   int context_len = 0;  // longest context
   int input_cols = 0;   // widest input of a linear layer, after its prologue
   HeadShape shape;
+  int input_unit = 1;   // divides the columns of all of them
+  int result_rows = 0;  // of what to_host() is asked for
+  int result_cols = 0;
 };
 
 class Backend {
@@ -102,65 +122,114 @@ class Backend {
 
   // Bytes of workspace that reserve() takes for these limits.
   virtual std::size_t workspace_bytes(const StepLimits& limits) const = 0;
-  // Takes all memory that later calls within `limits` need.
+  // Takes all memory that later calls within `limits` need. Throws std::invalid_argument for a shape that this device
+  // has no kernels for.
   virtual void reserve(const StepLimits& limits) = 0;
 
-  // Bytes of one block of one layer.
+  // Bytes of one block of one layer. Throws std::invalid_argument for a type that this device has no kernels for.
   virtual std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const = 0;
 
-  // out[t, :] = scale * table[ids[t], :].   table: [vocab, hidden], out: [tokens, hidden].
-  // REQUIRES: 0 <= ids[t] < vocab
-  void embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out);
+  // The type of activations within a layer. The residual stream and the logits are float everywhere.
+  virtual DType inner_dtype() const { return DType::kF32; }
+  // Elements from one row of activations to the next.
+  virtual int row_stride(int cols) const { return cols; }
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes, MemoryPlace place) {
+    return std::make_unique<HostBuffer>(bytes, place);
+  }
+  // Bytes that hold() takes of the device.
+  virtual std::size_t held_bytes(std::span<const std::span<const std::byte>>) const { return 0; }
+  // Tells of all constants in host memory that operations are given: weights, norms, biases, tables. They outlive the
+  // backend and never change. A device takes a copy. Called at most once, before any operation.
+  virtual void hold(std::span<const std::span<const std::byte>>) {}
+
+  // Whether operations return before they are done: then time that a caller measures says nothing.
+  virtual bool works_behind() const { return false; }
+  // Waits for all that was asked for.
+  virtual void finish() {}
+  // A result in host memory, after all that was asked for before. Valid until the next call.
+  // REQUIRES: kF32, within the limits
+  virtual TensorView to_host(TensorView result) { return result; }
+
+  // Runs one step: `body` calls the operations of it, on activations of so many rows: all tokens, and further rows
+  // that mean nothing where a device works in fixed sizes. A device may also do again what the body asked for in an
+  // earlier step of the same form, and not call it: so it must depend on nothing but the rows.
+  // REQUIRES: what StepInputs says; the inputs stay as they are until this returns
+  using StepBody = std::function<void(int rows)>;
+  void run_step(const StepInputs& inputs, const StepBody& body);
+
+  // out[t, :] = scale * table[tokens[t], :].   table: [vocab, hidden], out: [rows, hidden].
+  // REQUIRES: in a step; 0 <= tokens[t] < vocab
+  void embed(const PackedMatrix& table, float scale, TensorView out);
+
+  // out[i, :] = in[rows[i], :].   in: [*, hidden], out: [rows.size(), hidden]
+  void gather_rows(TensorView in, std::span<const int> rows, TensorView out);
 
   // out[t, n] (+)= sum_k x[t, k] * weight[n, k] + bias[n], x = prologue(in), the weights one below the other.
-  // in: [tokens, K], or as the prologue says; weights: [N_i, K] each, N = sum of N_i; out: [tokens, N].
+  // in: [rows, K], or as the prologue says; weights: [N_i, K] each, N = sum of N_i; out: [rows, N].
   // The sum runs over k in ascending order in one float accumulator per output. `bias` is empty or N long.
   enum class Accumulate { kStore, kAdd };
   void linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
               std::span<const float> bias, Accumulate mode, TensorView out);
 
-  // out[t, :] += norm(in[t, :]).   in, out: [tokens, hidden]
+  // out[t, :] += norm(in[t, :]).   in, out: [rows, hidden]
   void add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out);
 
   // Norms queries and keys of row t, if `norms` says so, rotates them by position positions[t], in place, and stores
   // its key and value in slot slots[t]. The rotation pairs element i with i + head_dim / 2 (the half-split form):
   //   x'[i] = x[i] cos - x[i + d/2] sin;   x'[i + d/2] = x[i + d/2] cos + x[i] sin.
-  // qkv: [tokens, (heads + 2 kv_heads) * head_dim]: queries, keys, values.
+  // qkv: [rows, (heads + 2 kv_heads) * head_dim]: queries, keys, values. REQUIRES: in a step
   void rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                         const RopeTable& rope, std::span<const std::int32_t> positions, std::span<const KvSlot> slots,
-                         const KvLayer& cache);
+                         const RopeTable& rope, const KvLayer& cache);
 
   // Causal attention of each row over its own sequence's cache, grouped queries:
   //   out[t, h] = sum_j softmax_j(cap(scale * q[t, h] . k[j, h / group])) v[j, h / group]
   // for j from max(0, p - window + 1), or from 0 without a window, up to p, the position of row t.
   // cap(x) = soft_cap * tanh(x / soft_cap), or x without a soft cap.
-  // qkv as above (only the queries are read), out: [tokens, heads * head_dim].
+  // qkv as above (only the queries are read), out: [rows, heads * head_dim]. REQUIRES: in a step
   struct AttentionOptions {
     float scale = 1.0f;         // positive
     std::optional<int> window;  // tokens a row sees, itself included
     std::optional<float> soft_cap;
   };
-  void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
-                       std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out);
+  void paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache, const AttentionOptions& options,
+                       TensorView out);
 
   // Block moves[i].to of every layer of `to` becomes block moves[i].from of the same layer of `from`, one move after
   // the other. The two are the same cache (copy on write), or the cache and the swap pool. REQUIRES: layers of equal
   // block_bytes, as many in `to` as in `from`; ids within both
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
+ protected:
+  // The step that runs. REQUIRES: one does
+  const StepInputs& step() const;
+  // What a backend calls the body of a step by.
+  void run_body(const StepBody& body, int rows);
+
  private:
-  virtual void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) = 0;
+  virtual void do_run_step(const StepInputs& inputs, const StepBody& body) {
+    run_body(body, static_cast<int>(inputs.tokens.size()));
+  }
+  virtual void do_embed(const PackedMatrix& table, float scale, TensorView out) = 0;
+  virtual void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) = 0;
   virtual void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
                          std::span<const float> bias, Accumulate mode, TensorView out) = 0;
   virtual void do_add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) = 0;
   virtual void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                                    const RopeTable& rope, std::span<const std::int32_t> positions,
-                                    std::span<const KvSlot> slots, const KvLayer& cache) = 0;
+                                    const RopeTable& rope, const KvLayer& cache) = 0;
   virtual void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
-                                  std::span<const AttentionRange> ranges, const AttentionOptions& options,
-                                  TensorView out) = 0;
+                                  const AttentionOptions& options, TensorView out) = 0;
   virtual void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
                               std::span<const BlockMove> moves) = 0;
+
+  // Ends of what the step's tokens, positions and blocks lie in, so that an operation checks them at once.
+  struct StepEnds {
+    TokenId token = 0;
+    std::int32_t position = 0;
+    BlockId block = 0;
+  };
+  const StepInputs* step_ = nullptr;
+  StepEnds ends_;
+  int step_rows_ = 0;
 };
 
 }  // namespace llmsrv

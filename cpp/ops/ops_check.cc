@@ -7,9 +7,13 @@
 namespace llmsrv {
 namespace {
 
+bool has_shape(const TensorView& view, int rows, int cols) {
+  return view.rows == rows && view.cols == cols && view.row_stride >= cols && (view.data != nullptr || rows == 0);
+}
+
+// Of floats: the residual stream, logits.
 bool is_matrix(const TensorView& view, int rows, int cols) {
-  return view.dtype == DType::kF32 && view.rows == rows && view.cols == cols && view.row_stride >= cols &&
-         (view.data != nullptr || rows == 0);
+  return view.dtype == DType::kF32 && has_shape(view, rows, cols);
 }
 
 bool is_head_shape(const HeadShape& shape) {
@@ -26,20 +30,66 @@ bool is_vector(std::span<const float> values, int size) { return values.size() =
 
 int blocks_for(int tokens, int block_size) { return (tokens + block_size - 1) / block_size; }
 
-void check_range(const AttentionRange& range, int rows, const KvLayer& cache) {
+// Returns the end of the blocks that it names.
+BlockId check_range(const AttentionRange& range, int rows, int block_size) {
   LLMSRV_CHECK(range.first_row >= 0 && range.row_count > 0 && range.row_count <= rows - range.first_row);
-  LLMSRV_CHECK(range.context_len >= range.row_count && range.blocks != nullptr);
-  for (int i = 0; i < blocks_for(range.context_len, cache.block_size); ++i) {
-    LLMSRV_CHECK(range.blocks[i] >= 0 && range.blocks[i] < cache.blocks);
+  LLMSRV_CHECK(range.context_len >= range.row_count && range.blocks != nullptr && block_size > 0);
+  BlockId end = 0;
+  for (int i = 0; i < blocks_for(range.context_len, block_size); ++i) {
+    LLMSRV_CHECK(range.blocks[i] >= 0);
+    end = std::max(end, range.blocks[i] + 1);
   }
+  return end;
 }
 
 }  // namespace
 
-void Backend::embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) {
-  LLMSRV_CHECK(is_matrix(out, static_cast<int>(ids.size()), table.cols()));
-  for (const TokenId id : ids) LLMSRV_CHECK(id >= 0 && id < table.rows());
-  if (out.rows > 0) do_embed(ids, table, scale, out);
+void Backend::run_step(const StepInputs& inputs, const StepBody& body) {
+  const std::size_t tokens = inputs.tokens.size();
+  LLMSRV_CHECK(inputs.positions.empty() || inputs.positions.size() == tokens);
+  LLMSRV_CHECK(inputs.slots.empty() || inputs.slots.size() == tokens);
+  ends_ = {};
+  for (const TokenId token : inputs.tokens) {
+    LLMSRV_CHECK(token >= 0);
+    ends_.token = std::max(ends_.token, token + 1);
+  }
+  for (const std::int32_t position : inputs.positions) {
+    LLMSRV_CHECK(position >= 0);
+    ends_.position = std::max(ends_.position, position + 1);
+  }
+  for (const KvSlot& slot : inputs.slots) {
+    LLMSRV_CHECK(slot.block >= 0 && slot.offset >= 0 && slot.offset < inputs.block_size);
+    ends_.block = std::max(ends_.block, slot.block + 1);
+  }
+  for (const AttentionRange& range : inputs.ranges) {
+    ends_.block = std::max(ends_.block, check_range(range, static_cast<int>(tokens), inputs.block_size));
+  }
+  step_ = &inputs;
+  if (tokens > 0) do_run_step(inputs, body);
+  step_ = nullptr;
+}
+
+const StepInputs& Backend::step() const {
+  LLMSRV_CHECK(step_ != nullptr);
+  return *step_;
+}
+
+void Backend::run_body(const StepBody& body, int rows) {
+  LLMSRV_CHECK(rows >= static_cast<int>(step().tokens.size()));
+  step_rows_ = rows;
+  body(rows);
+}
+
+void Backend::embed(const PackedMatrix& table, float scale, TensorView out) {
+  LLMSRV_CHECK(is_matrix(out, step_rows_, table.cols()) && !step().tokens.empty());
+  LLMSRV_CHECK(ends_.token <= table.rows());
+  do_embed(table, scale, out);
+}
+
+void Backend::gather_rows(TensorView in, std::span<const int> rows, TensorView out) {
+  LLMSRV_CHECK(is_matrix(in, in.rows, out.cols) && is_matrix(out, static_cast<int>(rows.size()), in.cols));
+  for (const int row : rows) LLMSRV_CHECK(row >= 0 && row < in.rows);
+  if (out.rows > 0) do_gather_rows(in, rows, out);
 }
 
 void Backend::linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
@@ -55,7 +105,7 @@ void Backend::linear(TensorView in, const Prologue& prologue, std::span<const Pa
     LLMSRV_CHECK(is_vector(norm->weight, cols) && norm->eps >= 0);
   }
   const int in_cols = std::holds_alternative<GatedMul>(prologue) ? 2 * cols : cols;
-  LLMSRV_CHECK(is_matrix(in, in.rows, in_cols) && is_matrix(out, in.rows, rows));
+  LLMSRV_CHECK(has_shape(in, in.rows, in_cols) && has_shape(out, in.rows, rows));
   LLMSRV_CHECK(bias.empty() || is_vector(bias, rows));
   if (in.rows > 0) do_linear(in, prologue, weights, bias, mode, out);
 }
@@ -67,31 +117,29 @@ void Backend::add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) {
 }
 
 void Backend::rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                                const RopeTable& rope, std::span<const std::int32_t> positions,
-                                std::span<const KvSlot> slots, const KvLayer& cache) {
-  LLMSRV_CHECK(is_head_shape(shape) && is_matrix(qkv, qkv.rows, shape.qkv_cols()));
+                                const RopeTable& rope, const KvLayer& cache) {
+  LLMSRV_CHECK(is_head_shape(shape) && has_shape(qkv, step_rows_, shape.qkv_cols()) && qkv.dtype == inner_dtype());
   if (norms) {
     LLMSRV_CHECK(is_vector(norms->query, shape.head_dim) && is_vector(norms->key, shape.head_dim) && norms->eps >= 0);
   }
   LLMSRV_CHECK(rope.cos != nullptr && rope.sin != nullptr && is_kv_layer(cache));
   LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
-  LLMSRV_CHECK(positions.size() == static_cast<std::size_t>(qkv.rows) && slots.size() == positions.size());
-  for (const std::int32_t position : positions) LLMSRV_CHECK(position >= 0 && position < rope.positions);
-  for (const KvSlot& slot : slots) {
-    LLMSRV_CHECK(slot.block >= 0 && slot.block < cache.blocks && slot.offset >= 0 && slot.offset < cache.block_size);
-  }
-  if (qkv.rows > 0) do_rope_and_store_kv(qkv, shape, norms, rope, positions, slots, cache);
+  LLMSRV_CHECK(!step().positions.empty() && !step().slots.empty());
+  LLMSRV_CHECK(ends_.position <= rope.positions && ends_.block <= cache.blocks);
+  LLMSRV_CHECK(step().block_size == cache.block_size);
+  do_rope_and_store_kv(qkv, shape, norms, rope, cache);
 }
 
 void Backend::paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
-                              std::span<const AttentionRange> ranges, const AttentionOptions& options, TensorView out) {
+                              const AttentionOptions& options, TensorView out) {
   LLMSRV_CHECK(is_head_shape(shape) && is_kv_layer(cache));
-  LLMSRV_CHECK(is_matrix(qkv, qkv.rows, shape.qkv_cols()) && is_matrix(out, qkv.rows, shape.query_cols()));
+  LLMSRV_CHECK(has_shape(qkv, step_rows_, shape.qkv_cols()) && has_shape(out, qkv.rows, shape.query_cols()));
+  LLMSRV_CHECK(qkv.dtype == inner_dtype() && out.dtype == inner_dtype());
   LLMSRV_CHECK(cache.block_bytes == kv_block_bytes(shape, cache.block_size, cache.dtype));
   LLMSRV_CHECK(options.scale > 0 && (!options.window || *options.window > 0));
   LLMSRV_CHECK(!options.soft_cap || *options.soft_cap > 0);
-  for (const AttentionRange& range : ranges) check_range(range, qkv.rows, cache);
-  if (!ranges.empty()) do_paged_attention(qkv, shape, cache, ranges, options, out);
+  LLMSRV_CHECK(step().ranges.empty() || (ends_.block <= cache.blocks && step().block_size == cache.block_size));
+  if (!step().ranges.empty()) do_paged_attention(qkv, shape, cache, options, out);
 }
 
 void Backend::move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,

@@ -52,6 +52,7 @@ void bind_emulator(py::module_& module) {
 PYBIND11_MODULE(LLMSRV_EMULATED_MODULE, module) {
   llmsrv::emulation::bind_emulator(module);
   llmsrv::emulation::bind_attention(module);
+  llmsrv::emulation::bind_device(module);
   llmsrv::emulation::bind_library(module);
   llmsrv::emulation::bind_linear(module);
   llmsrv::emulation::bind_rows(module);

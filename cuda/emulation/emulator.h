@@ -20,6 +20,7 @@
 #include <tuple>
 #include <utility>
 
+#include "cuda/emulation/streams.h"
 #include "cuda/emulation/vector_types.h"
 
 namespace llmsrv::emulation {
@@ -101,19 +102,22 @@ struct LaunchShape {
 };
 void run(const LaunchShape& shape, void (*body)(void*), void* data);
 
+// Puts the launch behind what the stream has to do; without a stream it runs now.
 template <typename... P, typename... A>
-void launch(void (*kernel)(P...), const LaunchShape& shape, A&&... arguments) {
+void launch(void (*kernel)(P...), const LaunchShape& shape, void* stream, A&&... arguments) {
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> arguments;
-  } call{kernel, {std::forward<A>(arguments)...}};
-  run(
-      shape,
-      [](void* data) {
-        auto* call = static_cast<Call*>(data);
-        std::apply(call->kernel, call->arguments);
-      },
-      &call);
+  };
+  submit(static_cast<Stream*>(stream), [shape, call = Call{kernel, {std::forward<A>(arguments)...}}]() mutable {
+    run(
+        shape,
+        [](void* data) {
+          auto* call = static_cast<Call*>(data);
+          std::apply(call->kernel, call->arguments);
+        },
+        &call);
+  });
 }
 
 }  // namespace llmsrv::emulation

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpp/ops/plugin.h"
+#include "cuda/plugin/last_error.h"
+#include "cuda/plugin/launches.h"
+#include "cuda/plugin/runtime.h"
 
 namespace {
 
@@ -19,8 +21,10 @@ int count_devices(char* why, std::size_t why_bytes) {
   return 0;
 }
 
-constexpr llmsrv::PluginTable kTable{llmsrv::kPluginAbi, &count_devices};
-
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const llmsrv::PluginTable* llmsrv_plugin() { return &kTable; }
+extern "C" __attribute__((visibility("default"))) const llmsrv::PluginTable* llmsrv_plugin() {
+  static const llmsrv::PluginTable table{llmsrv::kPluginAbi, &count_devices, &llmsrv::cuda::runtime_table(),
+                                         &llmsrv::cuda::launch_table(), &llmsrv::cuda::last_error};
+  return &table;
+}

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cpp/base/status.h"
+#include "cpp/engine/backends.h"
 #include "cpp/engine/request.h"
 #include "cpp/model/weight_formats.h"
 #include "cpp/sched/scheduler.h"
@@ -51,6 +52,9 @@ using SourceNames = std::map<std::string, std::string>;
 WeightFormats weight_formats(const ModelSpec& spec, const SourceNames& sources, const std::string& dtype);
 // Weight name -> format name.
 SourceNames format_names(const WeightFormats& formats);
+
+// "cpu" or "cuda"; anything else throws std::invalid_argument.
+DeviceKind device_kind(const std::string& name);
 
 // "auto", "swap" or "recompute"; "fcfs", "priority" or "fair". Anything else throws std::invalid_argument.
 PreemptionMode parse_preemption_mode(const std::string& name);

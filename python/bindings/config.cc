@@ -72,10 +72,12 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
 }
 
 MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, const EngineConfig& config, int threads,
-                     const SourceNames& sources) {
+                     const SourceNames& sources, const std::string& device) {
   check_config(config, spec);
   ThreadPool pool(threads);
-  return plan_memory(spec, weight_formats(spec, sources, weights_dtype), config, *make_backend(pool, ""), threads);
+  const WeightFormats formats = weight_formats(spec, sources, weights_dtype);
+  const std::unique_ptr<Backend> backend = make_backend(pool, {device_kind(device), ""}, formats);
+  return plan_memory(spec, formats, config, *backend, threads);
 }
 
 void register_engine_config(py::module_& module) {
@@ -121,6 +123,12 @@ void register_engine_config(py::module_& module) {
 
 }  // namespace
 
+DeviceKind device_kind(const std::string& name) {
+  if (name == "cpu") return DeviceKind::kCpu;
+  if (name == "cuda") return DeviceKind::kCuda;
+  throw std::invalid_argument("device must be \"cpu\" or \"cuda\", is \"" + name + "\"");
+}
+
 void register_config(py::module_& module) {
   register_engine_config(module);
 
@@ -136,9 +144,10 @@ void register_config(py::module_& module) {
       .def_property_readonly("total_bytes", &MemoryPlan::total_bytes);
 
   module.def("plan_memory", &make_plan, py::arg("spec"), py::kw_only(), py::arg("weights_dtype"), py::arg("config"),
-             py::arg("threads"), py::arg("sources") = SourceNames());
+             py::arg("threads"), py::arg("sources") = SourceNames(), py::arg("device") = "cpu");
   module.def("cpu_isas", &available_isas);
   module.def("cuda_unavailable", [] { return cuda_unavailable(installed_cuda_plugin()); });
+  module.def("cuda_memory", &cuda_memory_bytes);
   module.def("core_processors", &core_processors);
   module.def("physical_cores", [] { return static_cast<int>(core_processors().size()); });
 }

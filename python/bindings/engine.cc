@@ -39,18 +39,19 @@ void register_engine(py::module_& module) {
       .def_property_readonly("asking", &Team::asking);
   py::class_<Engine>(module, "Engine")
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
-                       const std::string& isa) {
-             return std::make_unique<Engine>(std::move(weights), config, std::move(team), isa);
+                       const std::string& isa, const std::string& device) {
+             return std::make_unique<Engine>(std::move(weights), config, std::move(team),
+                                             DeviceOptions{device_kind(device), isa});
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("team").none(false),
-           py::arg("isa") = "")
+           py::arg("isa") = "", py::arg("device") = "cpu")
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
-                       const std::string& isa, std::vector<int> processors) {
+                       const std::string& isa, std::vector<int> processors, const std::string& device) {
              auto team = std::make_shared<Team>(threads, std::move(processors));
-             return std::make_unique<Engine>(std::move(weights), config, std::move(team), isa);
+             return std::make_unique<Engine>(std::move(weights), config, std::move(team), DeviceOptions{device_kind(device), isa});
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
-           py::arg("isa") = "", py::arg("processors") = std::vector<int>())
+           py::arg("isa") = "", py::arg("processors") = std::vector<int>(), py::arg("device") = "cpu")
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
       .def(

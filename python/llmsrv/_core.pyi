@@ -188,15 +188,24 @@ class MemoryPlan:
     def total_bytes(self) -> int: ...
 
 def plan_memory(
-    spec: ModelSpec, *, weights_dtype: str, config: EngineConfig, threads: int, sources: Mapping[str, str] = {}
+    spec: ModelSpec,
+    *,
+    weights_dtype: str,
+    config: EngineConfig,
+    threads: int,
+    sources: Mapping[str, str] = {},
+    device: str = "cpu",
 ) -> MemoryPlan:
-    """`weights_dtype` and `sources` as for Weights.
+    """`weights_dtype` and `sources` as for Weights, `device` as for Engine.
 
     Raises ValueError with needed, available and the largest max_model_len when the KV budget is too small.
     """
 
 def cuda_unavailable() -> str | None:
     """Why the CUDA backend cannot be used, as the rest of a sentence; None when it can."""
+
+def cuda_memory() -> tuple[int, int]:
+    """Bytes of the CUDA device's memory: all, and those that are free now. Raises ValueError without a device."""
 
 def cpu_isas() -> list[str]:
     """Instruction sets that this machine can run, best first."""
@@ -360,12 +369,21 @@ class Engine:
     """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""
 
     @overload
-    def __init__(self, weights: Weights, config: EngineConfig, *, team: Team, isa: str = "") -> None: ...
+    def __init__(
+        self, weights: Weights, config: EngineConfig, *, team: Team, isa: str = "", device: str = "cpu"
+    ) -> None: ...
     @overload
     def __init__(
-        self, weights: Weights, config: EngineConfig, *, threads: int, isa: str = "", processors: Sequence[int] = ()
+        self,
+        weights: Weights,
+        config: EngineConfig,
+        *,
+        threads: int,
+        isa: str = "",
+        processors: Sequence[int] = (),
+        device: str = "cpu",
     ) -> None:
-        """With a team of its own."""
+        """With a team of its own. `device`: "cpu" or "cuda"; `isa` forces a kernel table of the CPU."""
     def submit(self, request: Request) -> int:
         """Checks a request and puts it into the inbox, or raises StatusError now. Returns the request's key."""
     def validate(self, request: Request) -> list[tuple[str, str]]:

@@ -221,7 +221,9 @@ class EngineOptions:
         writer=write_size,
     )
     gpu_memory_utilization: float | None = _option(
-        "Part of a GPU's memory to use, above 0 and at most 1. Of no use on a CPU: see kv_cache_memory.", None
+        "Part of a GPU's memory to use, above 0 and at most 1. Of no use on a CPU, and where kv_cache_memory is "
+        "given. Default: 0.9.",
+        None,
     )
     kv_cache_dtype: str = _option("Type of the KV cache: bfloat16, float32 or int8.", "bfloat16")
     swap_space: int = _option(

@@ -18,6 +18,7 @@ from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.memory import (
     Planned,
     available_bytes,
+    check_device_plans,
     check_plans,
     core_config,
     describe_plan,
@@ -228,7 +229,7 @@ def load_engines(options: Mapping[str | None, EngineOptions], *, report: Report 
     with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool, ExitStack() as started:
         texts = [pool.submit(_load_text, each.files) for each in sources]
         planned = _plan(sources, report or _silent)
-        check_plans(planned, available_bytes())
+        _check_plans(planned)
         team = choose_team(sources[0].options)
         threads = _core.Team(team.threads, team.processors)
         models: list[LoadedModel] = []
@@ -260,7 +261,7 @@ def _load(
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
     own_config = core_config(config, eos_token_ids)
-    core = _core.Engine(weights, own_config, team=threads)
+    core = _core.Engine(weights, own_config, team=threads, device=config.device)
     clock.lap(f"started the engine on {core.device}, {team.placement},")
     return LoadedModel(
         name=source.name,
@@ -285,7 +286,7 @@ def plan_engines(options: Mapping[str | None, EngineOptions], *, report: Report)
     planned = _plan(sources, report)
     for source, each in zip(sources, planned, strict=True):
         source.tell(describe_room(each.plan, each.config))
-    check_plans(planned, available_bytes())
+    _check_plans(planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,16 +310,16 @@ class _Source:
 
 
 def _inspect_all(options: Mapping[str | None, EngineOptions], report: Report | None) -> list[_Source]:
-    _check_device(next(iter(options.values())))
     several = len(options) > 1
     sources = []
     for name, each in options.items():
         clock = _Clock(report or _silent)
         with _blamed(name if several else None):
-            files = _inspect(each, report)
+            chosen = _with_device(each)
+            files = _inspect(chosen, report)
         source = _Source(
             name=name or _default_name(each.model_source, files.path),
-            options=each,
+            options=chosen,
             files=files,
             report=report,
             is_one_of_several=several,
@@ -340,12 +341,26 @@ def _blamed(name: str | None) -> Iterator[None]:
         raise kind(f"model {name}: {error}") from None
 
 
-def _check_device(options: EngineOptions) -> None:
-    """Raises ValueError, which says why, when a device is asked for that cannot be used here."""
+def _with_device(options: EngineOptions) -> EngineOptions:
+    """Chooses what auto leaves open. Raises ValueError, which says why, for a device that cannot be used here."""
     from llmsrv import _core
 
-    if options.device == "cuda" and (why := _core.cuda_unavailable()) is not None:
+    if options.device == "cpu":
+        return options
+    why = _core.cuda_unavailable()
+    if options.device == "cuda" and why is not None:
         raise ValueError(f"device cuda cannot be used: {why}")
+    return replace(options, device="cuda" if why is None else "cpu")
+
+
+def _check_plans(planned: Sequence[Planned]) -> None:
+    """Raises ValueError when the plans take more memory than there is."""
+    from llmsrv import _core
+
+    if planned[0].config.device == "cuda":
+        check_device_plans([each.plan for each in planned], free=_core.cuda_memory()[1], host=available_bytes())
+    else:
+        check_plans(planned, available_bytes())
 
 
 class _Clock:
@@ -377,7 +392,7 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
 
 def _plan(sources: Sequence[_Source], report: Report) -> list[Planned]:
     """Plans and reports them. Raises ValueError for a model that does not fit into its own limits."""
-    if sources[0].options.gpu_memory_utilization is not None:
+    if sources[0].options.gpu_memory_utilization is not None and sources[0].options.device == "cpu":
         report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
     process_bytes, several = resident_bytes(), len(sources) > 1
     planned = plan_together({each.name: (each.files, each.options) for each in sources}, available_bytes())

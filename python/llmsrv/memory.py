@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmsrv import _core
 
 DEFAULT_KV_CACHE_BYTES = 512 << 20
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The options that go to the core under the same name.
 CORE_FIELDS = (
     "max_model_len",
@@ -130,14 +131,16 @@ def fit(model: PlannedModel, options: EngineOptions, report: Callable[[str], Non
     """Chooses what was left open of max_model_len, kv_cache_memory and threads.
 
     The context is the model's own unless the KV cache cannot hold one such sequence; the cache is 512 MiB, or more
-    where the chosen context needs it and the machine has it. What still does not fit is refused by the core with the
-    figures.
+    where the chosen context needs it and the machine has it; on a GPU it is what gpu_memory_utilization leaves. What
+    still does not fit is refused by the core with the figures.
     """
     options = replace(options, threads=choose_team(options).threads, reserve_cpus=0)
     own, block_size = model.spec.max_position, options.block_size
     # Any budget that holds one block does: the size of a block depends on the model and the type alone.
     block_bytes = plan_memory(model, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes
     memory, max_len = options.kv_cache_memory, options.max_model_len
+    if memory is None and options.device == "cuda":
+        memory = _device_kv_bytes(model, options, *device_memory())
     if max_len is None:
         fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
         max_len = max(min(own, fitting), 2)
@@ -161,7 +164,31 @@ def plan_memory(model: PlannedModel, config: EngineOptions) -> "_core.MemoryPlan
         sources=model.weight_sources,
         config=core_config(config, ()),
         threads=config.threads or 1,
+        device="cuda" if config.device == "cuda" else "cpu",
     )
+
+
+def device_memory() -> tuple[int, int]:
+    """Bytes of the GPU's memory: all, and those that are free now."""
+    from llmsrv import _core
+
+    return _core.cuda_memory()
+
+
+def check_device_plans(plans: Sequence["_core.MemoryPlan"], *, free: int, host: int) -> None:
+    """Raises ValueError when the plans take more than the GPU has free, or their swap space more than the host has."""
+    swap = sum(plan.swap_bytes for plan in plans)
+    needed = sum(plan.total_bytes for plan in plans) - swap
+    if needed > free:
+        caches = sum(plan.kv_cache_bytes for plan in plans)
+        raise ValueError(
+            f"not enough memory on the GPU: the plan needs {_mebibytes(needed)}, of which the KV cache takes "
+            f"{_mebibytes(caches)}; free are {_mebibytes(free)}"
+        )
+    if swap > host:
+        raise ValueError(
+            f"not enough memory: the swap space needs {_mebibytes(swap)}, available are {_mebibytes(host)}"
+        )
 
 
 def core_config(config: EngineOptions, eos_token_ids: Sequence[int]) -> "_core.EngineConfig":
@@ -274,6 +301,14 @@ def resident_bytes() -> int:
 def available_bytes() -> int:
     """Memory that the machine, or the container around this process, could give without swapping."""
     return min([_number_after("MemAvailable:", Path("/proc/meminfo")) << 10, *_left_in_container()])
+
+
+def _device_kv_bytes(model: PlannedModel, options: EngineOptions, total: int, free: int) -> int:
+    """What gpu_memory_utilization leaves for the KV cache beside weights and workspace; at least a byte."""
+    longest = options.max_model_len or model.spec.max_position
+    plan = plan_memory(model, replace(options, max_model_len=longest, kv_cache_memory=_PROBE_BYTES))
+    share = options.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+    return max(min(int(total * share), free) - plan.weights_bytes - plan.workspace_bytes, 1)
 
 
 def _largest_that_fits(model: PlannedModel, config: EngineOptions, available: int) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ ARROWS = {
     "quant": ["tensor"],
     "ops": ["tensor", "quant"],
     "cpu": ["ops"],
+    "cuda": ["ops"],
     "sched": ["base"],
     "model": ["ops"],
     "sample": ["tensor"],
@@ -41,7 +42,7 @@ def test_core_includes_follow_the_arrows():
         if relative.startswith("python/bindings/testing/"):
             continue  # the testing module looks into every folder
         folder = relative.split("/")[1]
-        allowed = reachable(folder) | ({"cpu"} if relative == DEVICE_CHOOSER else set())
+        allowed = reachable(folder) | ({"cpu", "cuda"} if relative == DEVICE_CHOOSER else set())
         for included in re.findall(r'#include "(?:cpp|python)/(\w+)/', path.read_text()):
             if included not in allowed:
                 wrong.append(f"{relative} includes {included}/")
@@ -53,7 +54,7 @@ def test_the_kernels_know_only_themselves():
         "cuda/kernels": ("cuda/kernels/", "cpp/quant/packed_layout.h"),  # the layout is plain integers
         "cuda/launch": ("cuda/kernels/", "cuda/launch/"),
         "cuda/library": ("cuda/library/",),
-        "cuda/plugin": ("cuda/launch/", "cpp/ops/plugin.h"),
+        "cuda/plugin": ("cuda/plugin/", "cuda/launch/", "cpp/ops/plugin.h", "cpp/ops/launches.h"),
     }
     for folder, prefixes in allowed.items():
         for path in sources(folder, {".h", ".cc", ".cu", ".cuh"}):

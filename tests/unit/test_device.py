@@ -87,12 +87,16 @@ extern "C" const llmsrv::PluginTable* llmsrv_plugin() { return &table; }
     [
         ("llmsrv::kPluginAbi + 1", 1, "the CUDA plug-in belongs to another version (interface "),
         ("llmsrv::kPluginAbi", 0, "nothing is plugged in"),
-        ("llmsrv::kPluginAbi", 1, "this version has the kernels, but no backend that uses them yet"),
     ],
 )
 def test_what_a_plug_in_says(tmp_path, abi, devices, says):
     library = built(tmp_path, PLUGIN_SOURCE.replace("{ABI", "{" + abi, 1).replace("DEVICES", str(devices)))
     assert _testing.cuda_unavailable(library, needs_driver=False).startswith(says)
+
+
+def test_a_plug_in_that_has_a_device_can_be_used(tmp_path):
+    library = built(tmp_path, PLUGIN_SOURCE.replace("{ABI", "{llmsrv::kPluginAbi", 1).replace("DEVICES", "1"))
+    assert _testing.cuda_unavailable(library, needs_driver=False) is None
 
 
 def test_a_library_that_is_no_plug_in(tmp_path):

@@ -7,7 +7,15 @@ import pytest
 
 from llmsrv import _core, memory
 from llmsrv.config import EngineOptions, parse_size
-from llmsrv.memory import DEFAULT_KV_CACHE_BYTES, check_plan, describe_plan, describe_room, fit, plan_memory
+from llmsrv.memory import (
+    DEFAULT_KV_CACHE_BYTES,
+    check_device_plans,
+    check_plan,
+    describe_plan,
+    describe_room,
+    fit,
+    plan_memory,
+)
 
 MIB = 1 << 20
 # This model's keys and values take 2 layers x 2 x 2 heads x 16 x 2 bytes = 256 bytes per token.
@@ -214,3 +222,38 @@ def test_a_containers_limit_counts(tmp_path, files, left):
 
 def test_the_machine_has_memory():
     assert 0 < memory.resident_bytes() < memory.available_bytes() + memory.resident_bytes()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 100 MiB, 80 of them free, whose plans are the CPU's."""
+    plan_on_cpu = _core.plan_memory
+    monkeypatch.setattr(_core, "plan_memory", lambda *args, device, **options: plan_on_cpu(*args, **options))
+    monkeypatch.setattr(memory, "device_memory", lambda: (100 * MIB, 80 * MIB))
+
+
+@pytest.mark.parametrize(("share", "used"), [(None, 80 * MIB), (0.5, 50 * MIB)])
+def test_a_gpus_kv_cache_gets_what_its_share_leaves(gpu, share, used):
+    _, _, plan = planned(device="cuda", gpu_memory_utilization=share, max_num_batched_tokens=64)
+    taken = plan.total_bytes - plan.swap_bytes
+    assert used - TOKEN_BYTES * 16 < taken <= used
+
+
+def test_an_explicit_kv_cache_goes_before_the_share(gpu):
+    _, config, _ = planned(device="cuda", gpu_memory_utilization=0.5, kv_cache_memory=3 * MIB)
+    assert config.kv_cache_memory == 3 * MIB
+
+
+def test_a_share_without_room_names_what_is_needed(gpu):
+    with pytest.raises(ValueError, match="kv_cache_memory is too small"):
+        planned(device="cuda", gpu_memory_utilization=0.001)
+
+
+def test_a_plan_beyond_the_gpu_is_refused():
+    plan = planned(kv_cache_memory=10 * MIB, swap_space=5 * MIB)[2]
+    on_gpu = plan.total_bytes - plan.swap_bytes
+    check_device_plans([plan], free=on_gpu, host=plan.swap_bytes)
+    with pytest.raises(ValueError, match="not enough memory on the GPU"):
+        check_device_plans([plan], free=on_gpu - 1, host=plan.swap_bytes)
+    with pytest.raises(ValueError, match="the swap space needs"):
+        check_device_plans([plan], free=on_gpu, host=plan.swap_bytes - 1)

@@ -91,15 +91,20 @@ std::vector<double> time_attention(TestBackend& test, Floats qkv, const std::vec
   const int rows = in_view.rows / sequences;
   std::vector<BlockId> blocks(static_cast<std::size_t>(per_sequence * sequences));
   for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<BlockId>(i);
-  std::vector<AttentionRange> ranges;
+  StepInputs inputs;
+  inputs.tokens.resize(static_cast<std::size_t>(in_view.rows));
+  inputs.block_size = caches[0]->layer.block_size;
   for (int s = 0; s < sequences; ++s) {
-    ranges.push_back({s * rows, rows, context_len, blocks.data() + s * per_sequence});
+    inputs.ranges.push_back({s * rows, rows, context_len, blocks.data() + s * per_sequence});
   }
-  return time_calls(calls, [&](int i) {
-    const KvCache& cache = *caches[static_cast<std::size_t>(i) % caches.size()];
-    test.backend->paged_attention(in_view, cache.shape, cache.layer, ranges, {scale, std::nullopt, std::nullopt},
-                                  out_view);
+  std::vector<double> seconds;
+  test.backend->run_step(inputs, [&](int) {
+    seconds = time_calls(calls, [&](int i) {
+      const KvCache& cache = *caches[static_cast<std::size_t>(i) % caches.size()];
+      test.backend->paged_attention(in_view, cache.shape, cache.layer, {scale, std::nullopt, std::nullopt}, out_view);
+    });
   });
+  return seconds;
 }
 
 }  // namespace

@@ -32,11 +32,16 @@ class HookedBackend : public Backend {
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
     return real_->kv_block_bytes(shape, block_size, dtype);
   }
+  int row_stride(int cols) const override { return real_->row_stride(cols); }
 
  private:
-  void do_embed(std::span<const TokenId> ids, const PackedMatrix& table, float scale, TensorView out) override {
+  void do_run_step(const StepInputs& inputs, const StepBody& body) override {
     begin_step_();
-    real_->embed(ids, table, scale, out);
+    real_->run_step(inputs, [&](int rows) { run_body(body, rows); });
+  }
+  void do_embed(const PackedMatrix& table, float scale, TensorView out) override { real_->embed(table, scale, out); }
+  void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) override {
+    real_->gather_rows(in, rows, out);
   }
   void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
                  std::span<const float> bias, Accumulate mode, TensorView out) override {
@@ -46,14 +51,12 @@ class HookedBackend : public Backend {
     real_->add_rms_norm(in, norm, out);
   }
   void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                            const RopeTable& rope, std::span<const std::int32_t> positions,
-                            std::span<const KvSlot> slots, const KvLayer& cache) override {
-    real_->rope_and_store_kv(qkv, shape, norms, rope, positions, slots, cache);
+                            const RopeTable& rope, const KvLayer& cache) override {
+    real_->rope_and_store_kv(qkv, shape, norms, rope, cache);
   }
-  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache,
-                          std::span<const AttentionRange> ranges, const AttentionOptions& options,
+  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache, const AttentionOptions& options,
                           TensorView out) override {
-    real_->paged_attention(qkv, shape, cache, ranges, options, out);
+    real_->paged_attention(qkv, shape, cache, options, out);
   }
   void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
                       std::span<const BlockMove> moves) override {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <span>
 
@@ -14,6 +13,7 @@
 #include "cpp/model/decoder.h"
 #include "cpp/model/rope.h"
 #include "cpp/sample/sampler.h"
+#include "python/bindings/testing/lone_sequence.h"
 #include "python/bindings/testing/testing.h"
 
 namespace py = pybind11;
@@ -21,67 +21,18 @@ namespace py = pybind11;
 namespace llmsrv::testing {
 namespace {
 
-constexpr int kBlockSize = 16;
-
-// One sequence over a decoder of its own; its blocks lie in reverse order, which must not matter.
-class LoneSequence {
- public:
-  LoneSequence(const Weights& weights, int context_len, int chunk, DType kv_dtype, int threads, const std::string& isa)
-      : pool_(threads),
-        backend_(make_backend(pool_, isa)),
-        table_(static_cast<std::size_t>((context_len + kBlockSize - 1) / kBlockSize)),
-        cache_(cache_shape(weights.spec(), kv_dtype)),
-        decoder_(weights, *backend_, cache_, {chunk, 1, chunk, context_len}) {
-    std::iota(table_.rbegin(), table_.rend(), 0);
-  }
-
-  // Logits of the next tokens. [tokens.size(), vocab]; valid until the next call.
-  TensorView extend(std::span<const TokenId> tokens) {
-    inputs_.tokens.assign(tokens.begin(), tokens.end());
-    inputs_.positions.clear();
-    inputs_.slots.clear();
-    inputs_.ranges.clear();
-    rows_.clear();
-    const int count = static_cast<int>(tokens.size());
-    for (int row = 0; row < count; ++row) {
-      const int position = length_ + row;
-      inputs_.positions.push_back(position);
-      inputs_.slots.push_back({table_[static_cast<std::size_t>(position / kBlockSize)], position % kBlockSize});
-      rows_.push_back(row);
-    }
-    length_ += count;
-    inputs_.ranges.push_back({0, count, length_, table_.data()});
-    decoder_.forward(inputs_);
-    return decoder_.logits(rows_);
-  }
-  ThreadPool& pool() { return pool_; }
-
- private:
-  KvCacheShape cache_shape(const ModelSpec& spec, DType dtype) const {
-    return {spec.num_layers, static_cast<int>(table_.size()), kBlockSize, dtype,
-            backend_->kv_block_bytes(spec.heads(), kBlockSize, dtype)};
-  }
-
-  ThreadPool pool_;
-  std::unique_ptr<Backend> backend_;
-  std::vector<BlockId> table_;
-  KvCache cache_;
-  Decoder decoder_;
-  StepInputs inputs_;
-  std::vector<int> rows_;
-  int length_ = 0;
-};
-
 // The memory of a whole cache, as an engine takes it.
 struct CacheMemory {
   CacheMemory(int layers, int blocks, std::size_t layer_block_bytes)
-      : cache({layers, blocks, kBlockSize, DType::kBf16, layer_block_bytes}) {
+      : CacheMemory(KvCacheShape{layers, blocks, LoneSequence::kBlockSize, DType::kBf16, layer_block_bytes}) {}
+  explicit CacheMemory(const KvCacheShape& shape)
+      : cache(shape, std::make_unique<HostBuffer>(shape.bytes(), MemoryPlace::kDevice)) {
     take();
   }
-  void take() { prefault.emplace(std::vector{cache.memory()}); }
+  void take() { prefault.emplace(std::vector{std::span(cache.pages()->data(), cache.pages()->size())}); }
   void give_back() {
     prefault.reset();
-    cache.give_back();
+    cache.pages()->give_back();
   }
   KvCache cache;
   std::optional<Prefault> prefault;
@@ -134,12 +85,13 @@ py::array_t<float> forward_logits(const Weights& weights, const std::vector<Toke
   const DType dtype = dtype_named(kv_cache_dtype).value();
   const int count = static_cast<int>(tokens.size());
   const int vocab = weights.spec().vocab_size;
-  LoneSequence sequence(weights, count, chunk, dtype, threads, isa);
+  ThreadPool pool(threads);
+  LoneSequence sequence(weights, count, chunk, dtype, make_backend(pool, isa));
   py::array_t<float> result({count, vocab});
   for (int first = 0; first < count; first += chunk) {
     const int rows = std::min(chunk, count - first);
-    const TensorView logits =
-        sequence.extend(std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)));
+    sequence.forward(std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)));
+    const TensorView logits = sequence.logits();
     for (int row = 0; row < rows; ++row) {
       std::memcpy(result.mutable_data(first + row, 0), logits.f32_row(row),
                   static_cast<std::size_t>(vocab) * sizeof(float));
@@ -153,20 +105,24 @@ long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt
                       const std::string& kv_cache_dtype) {
   constexpr int kWarmUpSteps = 2;
   const int count = static_cast<int>(prompt.size());
-  const DType dtype = dtype_named(kv_cache_dtype).value();
-  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype, 2, "");
-  Sampler sampler(weights.spec().vocab_size, count, sequence.pool());
+  ThreadPool pool(2);
+  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype_named(kv_cache_dtype).value(), make_backend(pool, ""));
+  const auto extend = [&](std::span<const TokenId> tokens) {
+    sequence.forward(tokens);
+    return sequence.logits();
+  };
+  Sampler sampler(weights.spec().vocab_size, count, pool);
   SamplingParams params;
   params.top_k = 20;
   params.top_p = 0.9f;
   params.repetition_penalty = 1.1f;
   std::vector<SampleRow> rows(prompt.size());
   for (SampleRow& row : rows) row = {&params, prompt, {}, {}, 1, 0, std::nullopt};
-  TokenId next = sampler.sample(sequence.extend(prompt), rows).back().token;
+  TokenId next = sampler.sample(extend(prompt), rows).back().token;
   long before = 0;
   for (int step = 0; step < kWarmUpSteps + steps; ++step) {
     if (step == kWarmUpSteps) before = allocation_count();
-    next = sampler.sample(sequence.extend({&next, 1}), std::span(rows).first(1))[0].token;
+    next = sampler.sample(extend({&next, 1}), std::span(rows).first(1))[0].token;
   }
   return allocation_count() - before;
 }

@@ -24,15 +24,17 @@ long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const F
                        const std::vector<std::pair<BlockId, int>>& slots, KvCache& cache,
                        const std::optional<std::tuple<Floats, Floats, float>>& norms) {
   const RopeTable rope{cos.data(), sin.data(), static_cast<int>(cos.shape(0))};
-  std::vector<KvSlot> kv_slots;
-  for (const auto& [block, offset] : slots) kv_slots.push_back({block, offset});
+  StepInputs inputs;
+  inputs.tokens.resize(slots.size());
+  inputs.positions.assign(positions.data(), positions.data() + positions.size());
+  for (const auto& [block, offset] : slots) inputs.slots.push_back({block, offset});
+  inputs.block_size = cache.layer.block_size;
   const TensorView rows = view(qkv);
   std::optional<HeadNorms> head_norms;
   if (norms) head_norms = HeadNorms{span(std::get<0>(*norms)), span(std::get<1>(*norms)), std::get<2>(*norms)};
   py::gil_scoped_release release;
-  const long before = allocation_count();
-  test.backend->rope_and_store_kv(rows, cache.shape, head_norms, rope, span(positions), kv_slots, cache.layer);
-  return allocation_count() - before;
+  return test.in_step(inputs,
+                      [&] { test.backend->rope_and_store_kv(rows, cache.shape, head_norms, rope, cache.layer); });
 }
 
 // ranges: (first_row, row_count, context_len, block ids). Returns how often operator new was called inside the
@@ -40,17 +42,18 @@ long rope_and_store_kv(TestBackend& test, Floats qkv, const Floats& cos, const F
 long paged_attention(TestBackend& test, Floats qkv, KvCache& cache,
                      const std::vector<std::tuple<int, int, int, std::vector<BlockId>>>& ranges, float scale,
                      std::optional<int> window, std::optional<float> soft_cap, Floats out) {
-  std::vector<AttentionRange> attention_ranges;
+  StepInputs inputs;
   for (const auto& [first_row, row_count, context_len, blocks] : ranges) {
-    attention_ranges.push_back({first_row, row_count, context_len, blocks.data()});
+    inputs.ranges.push_back({first_row, row_count, context_len, blocks.data()});
   }
+  inputs.block_size = cache.layer.block_size;
   const TensorView in_view = view(qkv);
+  inputs.tokens.resize(static_cast<std::size_t>(in_view.rows));
   const TensorView out_view = view(out);
   py::gil_scoped_release release;
-  const long before = allocation_count();
-  test.backend->paged_attention(in_view, cache.shape, cache.layer, attention_ranges, {scale, window, soft_cap},
-                                out_view);
-  return allocation_count() - before;
+  return test.in_step(inputs, [&] {
+    test.backend->paged_attention(in_view, cache.shape, cache.layer, {scale, window, soft_cap}, out_view);
+  });
 }
 
 // One cache per layer on both sides. moves: (from, to).
@@ -106,16 +109,17 @@ void register_backend(py::module_& m) {
       .def(
           "reserve",
           [](TestBackend& test, int tokens, int sequences, int context_len, int input_cols, const HeadShape& shape) {
-            test.backend->reserve({tokens, sequences, context_len, input_cols, shape});
+            test.backend->reserve({tokens, sequences, context_len, input_cols, shape, 1, 0, 0});
           },
           py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("context_len"), py::arg("input_cols"),
           py::arg("shape"))
       .def(
           "embed",
           [](TestBackend& test, const Ints& ids, const PackedMatrix& table, Floats out, float scale) {
-            const long before = allocation_count();
-            test.backend->embed(span(ids), table, scale, view(out));
-            return allocation_count() - before;
+            StepInputs inputs;
+            inputs.tokens.assign(ids.data(), ids.data() + ids.size());
+            const TensorView out_view = view(out);
+            return test.in_step(inputs, [&] { test.backend->embed(table, scale, out_view); });
           },
           py::arg("ids"), py::arg("table"), py::arg("out").noconvert(), py::arg("scale") = 1.0f)
       .def(

@@ -12,6 +12,7 @@
 
 #include "cpp/base/thread_pool.h"
 #include "cpp/cpu/cpu_backend.h"
+#include "python/bindings/testing/testing.h"
 
 namespace llmsrv::testing {
 
@@ -49,11 +50,26 @@ struct TestBackend {
   TestBackend(int threads, const std::string& isa) : pool(threads), backend(make_cpu_backend(pool, isa)) {
     constexpr int kMostRows = 600;
     constexpr int kWidestMatrix = 8192;
-    backend->reserve({kMostRows, 1, 1, kWidestMatrix, {1, 1, 2}});  // for operations that need no attention
+    backend->reserve({kMostRows, 1, 1, kWidestMatrix, {1, 1, 2}, 1, 0, 0});  // for operations that need no attention
   }
+  // Runs one operation as a step of its own; how often it allocated.
+  template <typename Operation>
+  long in_step(const StepInputs& inputs, const Operation& operation);
+
   ThreadPool pool;
   std::unique_ptr<Backend> backend;
 };
+
+template <typename Operation>
+long TestBackend::in_step(const StepInputs& inputs, const Operation& operation) {
+  long allocations = 0;
+  backend->run_step(inputs, [&](int) {
+    const long before = allocation_count();
+    operation();
+    allocations = allocation_count() - before;
+  });
+  return allocations;
+}
 
 // One layer's cache.
 struct KvCache {

@@ -14,6 +14,7 @@ void register_sample(pybind11::module_& module);         // Sampler
 void register_model(pybind11::module_& module);          // Decoder, CacheMemory
 void register_engine(pybind11::module_& module);         // engines that fail or wait on command, StepCost
 void register_device(pybind11::module_& module);         // the search for a CUDA plug-in
+void register_cuda(pybind11::module_& module);           // the CUDA backend over the table of an emulated device
 void register_bench(pybind11::module_& module);          // what the machine can do at most, and timed operations
 
 // Allocations in this module since it was loaded.

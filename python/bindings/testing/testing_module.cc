@@ -12,4 +12,5 @@ PYBIND11_MODULE(_testing, module) {
   llmsrv::testing::register_engine(module);
   llmsrv::testing::register_bench(module);
   llmsrv::testing::register_device(module);
+  llmsrv::testing::register_cuda(module);
 }

@@ -1,0 +1,206 @@
+#include "cuda/emulation/runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <new>
+
+#include "cuda/emulation/emulator.h"
+#include "cuda/emulation/streams.h"
+#include "cuda/plugin/last_error.h"
+#include "cuda/plugin/launches.h"
+
+namespace llmsrv::emulation {
+namespace {
+
+using cuda::failed;
+using device::Code;
+
+constexpr std::size_t kAlignment = 256;
+constexpr int kNeverWritten = 0xff;  // NaN in every floating-point format
+
+// Device memory that is held, and its size.
+std::map<void*, std::size_t>& allocations() {
+  static std::map<void*, std::size_t> allocations;
+  return allocations;
+}
+
+// Held by every call of the table but launches.
+std::mutex& device_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// Calls f; what it throws is the device's failure.
+template <typename F>
+Code guarded(const F& f) {
+  const std::lock_guard lock(device_mutex());
+  try {
+    f();
+    return Code::kOk;
+  } catch (const std::exception& error) {
+    return failed(Code::kFailed, std::string("emulated device: ") + error.what());
+  }
+}
+
+Stream* stream_of(device::Stream stream) { return static_cast<Stream*>(stream); }
+Event* event_of(device::Event event) { return static_cast<Event*>(event); }
+Graph* graph_of(device::Graph graph) { return static_cast<Graph*>(graph); }
+
+void* fresh_memory(std::size_t bytes) {
+  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  std::memset(memory, kNeverWritten, rounded);
+  ++device_counts().allocations;
+  return memory;
+}
+
+Code select(std::int32_t index) { return index == 0 ? Code::kOk : failed(Code::kFailed, "there is one device, 0"); }
+
+Code properties(std::int32_t, device::Properties* result) {
+  *result = {};
+  std::memcpy(result->name, "emulated", sizeof "emulated");
+  result->memory_bytes = device_options().memory_bytes;
+  result->free_bytes = device_options().memory_bytes - device_counts().held_bytes;
+  result->major = 8;
+  result->multiprocessors = 1;
+  return Code::kOk;
+}
+
+Code allocate(std::size_t bytes, void** memory) {
+  if (device_counts().held_bytes + bytes > device_options().memory_bytes) {
+    return failed(Code::kOutOfMemory, "emulated device: out of memory");
+  }
+  return guarded([&] {
+    *memory = fresh_memory(bytes);
+    allocations()[*memory] = bytes;
+    device_counts().held_bytes += bytes;
+  });
+}
+Code release(void* memory) {
+  return guarded([&] {
+    synchronize_all();
+    device_counts().held_bytes -= allocations().at(memory);
+    allocations().erase(memory);
+    std::free(memory);
+  });
+}
+Code allocate_pinned(std::size_t bytes, void** memory) {
+  return guarded([&] { *memory = fresh_memory(bytes); });
+}
+Code release_pinned(void* memory) {
+  return guarded([&] {
+    synchronize_all();
+    std::free(memory);
+  });
+}
+
+Code new_stream(device::Stream* stream) {
+  return guarded([&] { *stream = create_stream(); });
+}
+Code drop_stream(device::Stream stream) {
+  return guarded([&] { destroy_stream(stream_of(stream)); });
+}
+Code new_event(device::Event* event) {
+  return guarded([&] { *event = create_event(); });
+}
+Code drop_event(device::Event event) {
+  return guarded([&] { destroy_event(event_of(event)); });
+}
+Code record_event(device::Event event, device::Stream stream) {
+  return guarded([&] { record(event_of(event), stream_of(stream)); });
+}
+Code wait_for_event(device::Stream stream, device::Event event) {
+  return guarded([&] { wait(stream_of(stream), event_of(event)); });
+}
+
+void require_good() {
+  const auto good = device_options().good_synchronizations;
+  if (good && static_cast<std::int64_t>(device_counts().synchronizations) > *good) throw Error("it is gone");
+}
+Code synchronize_event(device::Event event) {
+  return guarded([&] {
+    require_good();
+    synchronize(event_of(event));
+  });
+}
+Code synchronize_stream(device::Stream stream) {
+  return guarded([&] {
+    ++device_counts().synchronizations;
+    require_good();
+    synchronize(stream_of(stream));
+  });
+}
+
+Code copy(void* to, const void* from, std::size_t bytes, device::Stream stream) {
+  return guarded([&] {
+    ++device_counts().copies;
+    submit(stream_of(stream), [=] { std::memcpy(to, from, bytes); });
+  });
+}
+Code fill(void* to, std::int32_t byte, std::size_t bytes, device::Stream stream) {
+  return guarded([&] { submit(stream_of(stream), [=] { std::memset(to, byte, bytes); }); });
+}
+
+Code start_capture(device::Stream stream) {
+  return guarded([&] { begin_capture(stream_of(stream)); });
+}
+Code stop_capture(device::Stream stream, device::Graph* graph) {
+  return guarded([&] { *graph = end_capture(stream_of(stream)); });
+}
+Code run_graph(device::Graph graph, device::Stream stream) {
+  return guarded([&] {
+    ++device_counts().graph_launches;
+    launch_graph(graph_of(graph), stream_of(stream));
+  });
+}
+Code drop_graph(device::Graph graph) {
+  return guarded([&] { destroy_graph(graph_of(graph)); });
+}
+
+constexpr device::RuntimeTable kRuntime{
+    .select = &select,
+    .properties = &properties,
+    .allocate = &allocate,
+    .release = &release,
+    .allocate_pinned = &allocate_pinned,
+    .release_pinned = &release_pinned,
+    .create_stream = &new_stream,
+    .destroy_stream = &drop_stream,
+    .create_event = &new_event,
+    .destroy_event = &drop_event,
+    .record = &record_event,
+    .wait = &wait_for_event,
+    .synchronize_event = &synchronize_event,
+    .synchronize = &synchronize_stream,
+    .copy = &copy,
+    .fill = &fill,
+    .begin_capture = &start_capture,
+    .end_capture = &stop_capture,
+    .launch_graph = &run_graph,
+    .destroy_graph = &drop_graph,
+};
+
+int count_devices(char*, std::size_t) { return 1; }
+
+}  // namespace
+
+DeviceOptions& device_options() {
+  static DeviceOptions options;
+  return options;
+}
+
+DeviceCounts& device_counts() {
+  static DeviceCounts counts;
+  return counts;
+}
+
+const PluginTable& plugin_table() {
+  static const PluginTable table{kPluginAbi, &count_devices, &kRuntime, &cuda::launch_table(), &cuda::last_error};
+  return table;
+}
+
+}  // namespace llmsrv::emulation

@@ -1,0 +1,32 @@
+// The device's runtime over host memory: a plug-in's table whose device is the emulator. Memory that nobody wrote is
+// full of NaN.
+// Thread rule: any thread; options and counts while nobody else is here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "cpp/ops/plugin.h"
+
+namespace llmsrv::emulation {
+
+struct DeviceOptions {
+  std::size_t memory_bytes = std::size_t{1} << 30;         // allocations beyond it fail
+  std::optional<std::int64_t> good_synchronizations = {};  // then the device is gone
+};
+DeviceOptions& device_options();
+
+// Of device memory, not of pinned memory. Both since the program started.
+struct DeviceCounts {
+  std::size_t held_bytes = 0;
+  std::uint64_t allocations = 0;       // pinned ones too
+  std::uint64_t synchronizations = 0;  // of streams
+  std::uint64_t copies = 0;
+  std::uint64_t graph_launches = 0;
+};
+DeviceCounts& device_counts();
+
+const PluginTable& plugin_table();
+
+}  // namespace llmsrv::emulation

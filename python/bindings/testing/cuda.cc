@@ -1,0 +1,69 @@
+// The CUDA backend over any plug-in's table: the emulated device's. A table comes as a capsule of another module.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpp/cuda/cuda_backend.h"
+#include "cpp/engine/engine.h"
+#include "python/bindings/testing/lone_sequence.h"
+#include "python/bindings/testing/test_backend.h"
+#include "python/bindings/testing/testing.h"
+
+namespace py = pybind11;
+
+namespace llmsrv::testing {
+namespace {
+
+const PluginTable& table_of(const py::capsule& plugin) { return *plugin.get_pointer<const PluginTable>(); }
+
+CudaOptions options_of(const std::string& dtype) { return {.inner_dtype = dtype_named(dtype).value()}; }
+
+std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
+                                    const py::capsule& plugin, const std::string& dtype, bool graphs) {
+  const PluginTable& table = table_of(plugin);
+  CudaOptions options = options_of(dtype);
+  options.graphs = graphs;
+  return std::make_unique<Engine>(std::move(weights), config, std::make_shared<Team>(1),
+                                  [&](ThreadPool&) { return make_cuda_backend(table, options); });
+}
+
+// Logits of the last chunk's tokens. [tokens, vocab]. Nobody waits for the device before that; with `swaps` all blocks
+// go to the swap pool and back between chunks.
+py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<TokenId>& tokens,
+                                    const py::capsule& plugin, int chunk, const std::string& kv_cache_dtype,
+                                    const std::string& dtype, bool swaps) {
+  const int count = static_cast<int>(tokens.size());
+  const int vocab = weights.spec().vocab_size;
+  LoneSequence sequence(weights, count, chunk, dtype_named(kv_cache_dtype).value(),
+                        make_cuda_backend(table_of(plugin), options_of(dtype)));
+  int rows = 0;
+  for (int first = 0; first < count; first += rows) {
+    rows = std::min(chunk, count - first);
+    if (swaps && first > 0) sequence.swap_out_and_in();
+    sequence.forward(std::span(tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(rows)));
+  }
+  const TensorView logits = sequence.logits();
+  py::array_t<float> result({rows, vocab});
+  for (int row = 0; row < rows; ++row) {
+    std::memcpy(result.mutable_data(row, 0), logits.f32_row(row), static_cast<std::size_t>(vocab) * sizeof(float));
+  }
+  return result;
+}
+
+}  // namespace
+
+void register_cuda(py::module_& module) {
+  module.def("cuda_engine", &cuda_engine, py::arg("weights"), py::arg("config"), py::arg("plugin"), py::kw_only(),
+             py::arg("dtype") = "float32", py::arg("graphs") = true);
+  module.def("cuda_last_logits", &cuda_last_logits, py::arg("weights"), py::arg("tokens"), py::arg("plugin"),
+             py::kw_only(), py::arg("chunk"), py::arg("kv_cache_dtype") = "float32", py::arg("dtype") = "float32",
+             py::arg("swaps") = false);
+}
+
+}  // namespace llmsrv::testing

@@ -1,0 +1,167 @@
+"""Whole models on the emulated device against the CPU: chunks, decoding, swapping, and no wait too few."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import sys
+
+import harness
+import numpy as np
+import pytest
+import tiny_models
+from tiny_models import cpu_engine, cuda_engine, emulated_device, furthest, greedy_requests, tiny_weights
+
+from llmsrv import _core, _emulated, _testing
+
+MODELS = {"llama": tiny_models.LLAMA, "qwen2": tiny_models.QWEN2, "gemma3": tiny_models.GEMMA3}
+ORDERS = ["late", "others first"]
+TENSOR_CORES = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}  # a head size that their kernels have
+
+
+def tight_pool(weights, blocks=13):
+    """A cache that cannot hold four requests to their ends."""
+    plan = _core.plan_memory(weights.spec, weights_dtype="float32", config=tiny_models.engine_config(), threads=1)
+    return {
+        "preemption_mode": "swap", "prefix_cache": False, "max_model_len": blocks * 8,
+        "kv_cache_memory": plan.kv_block_bytes * blocks,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_of_a_whole_model_are_those_of_the_cpu(model):
+    weights = tiny_weights(**MODELS[model])
+    tokens = harness.prompt(7, 45)
+    expected = _testing.forward_logits(weights, tokens, chunk=20)[-5:]
+    with emulated_device() as plugin:
+        actual = _testing.cuda_last_logits(weights, tokens, plugin, chunk=20)
+    assert np.abs(actual - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize(("model", "order"), [("llama", "late"), ("qwen2", "others first")])
+def test_chunks_decoding_and_swapping_give_the_tokens_of_the_cpu(model, order):
+    weights = tiny_weights(**MODELS[model])
+    requests = greedy_requests(4, 25)
+    with cpu_engine(weights) as engine:
+        expected = harness.run(engine, requests)
+    with emulated_device(order) as plugin, cuda_engine(weights, plugin, **tight_pool(weights)) as engine:
+        actual = harness.run(engine, requests)
+        stats = engine.stats()
+    assert stats.swap_outs > 0
+    assert stats.swap_ins > 0
+    assert stats.recomputed_tokens == 0
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.error is None
+        assert ours.finals == 1
+        assert ours.token_ids == theirs.token_ids
+        assert len(ours.token_ids[0]) == 16
+        assert furthest(ours.logprobs[0], theirs.logprobs[0]) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_request_is_the_same_alone_and_among_others(dtype):
+    weights = tiny_weights(dtype, **tiny_models.LLAMA, **TENSOR_CORES)
+    options = {"dtype": dtype, "kv_cache_dtype": dtype}
+    requests = greedy_requests(3, 20, tokens=6)
+    with emulated_device() as plugin:
+        with cuda_engine(weights, plugin, max_num_batched_tokens=16, **options) as engine:
+            together = harness.run(engine, requests)
+        for request, result in zip(requests, together, strict=True):
+            with cuda_engine(weights, plugin, max_num_batched_tokens=64, **options) as engine:
+                alone = harness.run(engine, [request])[0]
+            assert (alone.token_ids, alone.logprobs) == (result.token_ids, result.logprobs)
+
+
+def test_graphs_change_nothing():
+    weights = tiny_weights(**tiny_models.QWEN2)
+    requests = greedy_requests(3, 20, tokens=12)
+    results, launched = [], []
+    for graphs in (False, True):
+        with emulated_device() as plugin, cuda_engine(weights, plugin, graphs=graphs) as engine:
+            before = _emulated.device_counts()["graph_launches"]
+            results.append([(each.token_ids, each.logprobs) for each in harness.run(engine, requests)])
+            launched.append(_emulated.device_counts()["graph_launches"] - before)
+    assert results[0] == results[1]
+    assert launched[0] == 0
+    assert launched[1] > 0
+
+
+def test_a_step_waits_once_and_takes_no_memory():
+    weights = tiny_weights()
+    with emulated_device() as plugin, cuda_engine(weights, plugin, prefix_cache=False) as engine:
+        harness.run(engine, greedy_requests(1, 8, tokens=2))
+        before, steps = _emulated.device_counts(), engine.stats().steps
+        harness.run(engine, greedy_requests(2, 8, tokens=10))
+        after, steps = _emulated.device_counts(), engine.stats().steps - steps
+    assert after["allocations"] == before["allocations"]
+    assert after["synchronizations"] - before["synchronizations"] == steps > 8
+
+
+def test_every_wait_of_the_host_code_is_needed():
+    weights = tiny_weights(num_layers=1)
+    tokens = harness.prompt(3, 60)
+
+    def logits(order, left_out=""):
+        with emulated_device(order) as plugin:
+            _emulated.leave_out_wait(left_out)
+            return _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, swaps=True)
+
+    _emulated.forget_waits()
+    right = {order: logits(order) for order in ORDERS}
+    assert np.array_equal(right["late"], right["others first"])
+    waits = _emulated.reached_waits()
+    assert len(waits) >= 5
+
+    def compare(order, wait):
+        faulthandler.disable()
+        sys.exit(0 if np.array_equal(logits(order, wait), right[order]) else 1)
+
+    def is_noticed(order, wait):
+        """In a process of its own: what was never copied may lead a kernel anywhere."""
+        child = multiprocessing.get_context("fork").Process(target=compare, args=(order, wait))
+        child.start()
+        child.join()
+        return child.exitcode != 0
+
+    assert not is_noticed("late", "no wait at all")
+    assert [wait for wait in sorted(waits) if not any(is_noticed(order, wait) for order in ORDERS)] == []
+
+
+def test_an_engine_gives_all_of_its_memory_back():
+    with emulated_device() as plugin:
+        engine = _testing.cuda_engine(tiny_weights(), tiny_models.engine_config(), plugin)
+        harness.run(engine, greedy_requests(1, 8, tokens=2))
+        engine.shutdown()
+        assert _emulated.device_counts()["held_bytes"] > 0
+        del engine
+        assert _emulated.device_counts()["held_bytes"] == 0
+
+
+def test_a_device_that_fails_ends_all_requests_and_the_engine():
+    weights = tiny_weights()
+    with emulated_device(good_synchronizations=6) as plugin, cuda_engine(weights, plugin) as engine:
+        results = harness.run(engine, greedy_requests(3, 20))
+        assert not engine.stats().healthy
+        assert "it is gone" in engine.stats().failure
+    for result in results:
+        assert result.finals == 1
+        assert "it is gone" in str(result.error)
+
+
+def test_too_little_memory_is_told_at_the_start():
+    weights = tiny_weights()
+    with emulated_device(memory_bytes=1 << 19) as plugin, pytest.raises(ValueError, match="out of memory"):
+        _testing.cuda_engine(weights, tiny_models.engine_config(), plugin)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kv_cache_dtype": "float32"}, "kv_cache_dtype float32 on CUDA needs weights of float32"),
+        ({"kv_cache_dtype": "bfloat16", "idle_timeout": 60.0}, "idle_timeout cannot be used with this device"),
+    ],
+)
+def test_what_the_device_cannot_do_is_refused_at_the_start(options, says):
+    weights = tiny_weights("bfloat16", **TENSOR_CORES)
+    with emulated_device() as plugin, pytest.raises(ValueError, match=says):
+        _testing.cuda_engine(weights, tiny_models.engine_config(**options), plugin, dtype="bfloat16")
