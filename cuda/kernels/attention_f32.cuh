@@ -141,7 +141,7 @@ __device__ inline F32Shared f32_shared(unsigned char* shared, int head_dim) {
 }
 
 template <typename Kv>
-__global__ void __launch_bounds__(kF32Threads)
+__global__ void __launch_bounds__(kF32Threads, 1)
     attend_segment_f32_kernel(const AttentionParams<float, Kv> p, const SegmentPartials partials) {
   LLMSRV_DYNAMIC_SHARED(memory);
   const F32Shared shared = f32_shared(memory, p.cache.head_dim);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kF32Threads)
 }
 
 template <typename Kv>
-__global__ void __launch_bounds__(kF32Threads) attend_prefill_f32_kernel(const AttentionParams<float, Kv> p) {
+__global__ void __launch_bounds__(kF32Threads, 1) attend_prefill_f32_kernel(const AttentionParams<float, Kv> p) {
   LLMSRV_DYNAMIC_SHARED(memory);
   const F32Shared shared = f32_shared(memory, p.cache.head_dim);
   F32Row row;

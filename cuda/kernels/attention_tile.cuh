@@ -130,7 +130,7 @@ __device__ inline void score_tile(const AttentionParams<T, Kv>& p, const T* quer
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
   }
-  LLMSRV_UNROLL_BY_4  // more at once needs more registers than there are at head_dim 256
+  LLMSRV_UNROLL
       for (int d = 0; d < kDim; d += 16) multiply_keys<kDim>(queries, tile.keys, d, scores);
   LLMSRV_UNROLL
   for (int n = 0; n < kTileKeys / 8; ++n) {
@@ -259,6 +259,9 @@ __device__ inline void load_tile(const KvLayout<Kv>& cache, const std::int32_t* 
   const std::uint32_t my_key = my_block + my_token * (kDim / kElements);
   const auto load_rows = [&](std::uint32_t side, Kv* to, auto cols) {
     constexpr int kChunks = decltype(cols)::value / kElements;
+    // Sums of 256 columns leave few registers.
+    [[maybe_unused]] constexpr int kAtOnce = kCols > 128 ? 2 : kTileKeys;
+    LLMSRV_UNROLL_BY(kAtOnce)
     for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kChunks; i += threads) {
       const int row = i / kChunks;
       const int chunk = i % kChunks;

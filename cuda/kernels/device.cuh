@@ -33,7 +33,8 @@ struct Grid {
 #define LLMSRV_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define LLMSRV_SHARED(type, name, count) __shared__ type name[count]
 #define LLMSRV_UNROLL _Pragma("unroll")
-#define LLMSRV_UNROLL_BY_4 _Pragma("unroll 4")
+#define LLMSRV_PRAGMA(words) _Pragma(#words)
+#define LLMSRV_UNROLL_BY(count) LLMSRV_PRAGMA(unroll count)
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
@@ -141,7 +142,7 @@ void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... argume
   auto& name = *static_cast<type(*)[count]>( \
       ::llmsrv::emulation::static_shared(&name##_key, sizeof(type[count]), alignof(type)))
 #define LLMSRV_UNROLL
-#define LLMSRV_UNROLL_BY_4
+#define LLMSRV_UNROLL_BY(count)
 
 inline void copy_async_16(void* to, const void* from, bool wanted, LLMSRV_HERE) {
   emulation::copy_async(to, from, 16, wanted, location);
