@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-SIZE_MAX_BYTES = 8 << 20
+SIZE_MAX_BYTES = 16 << 20
 EXPORTED = {"llmsrv_plugin"}
 LINKED = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "ld-linux", "librt.so", "libdl.so")
 # Instructions that a kernel must consist of on every target: tensor cores, copies past the registers, matrix loads.

@@ -39,9 +39,6 @@ inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memo
 // A format by the name of the files' type. Throws std::invalid_argument.
 cuda::PackedFormat format_named(const std::string& name);
 
-// A format by the name of the files' type. Throws std::invalid_argument.
-cuda::PackedFormat format_named(const std::string& name);
-
 void bind_attention(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_library(pybind11::module_& module);
