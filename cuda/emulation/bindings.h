@@ -40,6 +40,7 @@ inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memo
 cuda::PackedFormat format_named(const std::string& name);
 
 void bind_attention(pybind11::module_& module);
+void bind_hopper(pybind11::module_& module);
 void bind_library(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
