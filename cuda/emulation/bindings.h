@@ -41,6 +41,7 @@ cuda::PackedFormat format_named(const std::string& name);
 
 void bind_attention(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
+void bind_hopper(pybind11::module_& module);
 void bind_library(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
