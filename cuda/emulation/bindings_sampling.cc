@@ -15,7 +15,7 @@ void sample(const py::array& logits, const std::vector<std::tuple<double, float,
   }
   cuda::SampleParams params;
   params.logits = pointer<float>(logits);
-  params.rows = on_device.data();
+  params.rows = in_reach(on_device);
   params.allowed = pointer_or_null<std::uint32_t>(allowed);
   params.weights = pointer<float>(weights);
   params.tokens = pointer<std::int32_t>(tokens);

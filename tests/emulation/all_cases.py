@@ -4,6 +4,7 @@ import attention_cases  # noqa: F401
 import linear_cases  # noqa: F401
 import row_cases  # noqa: F401
 import sampling_cases  # noqa: F401
+import wrapper_cases  # noqa: F401
 from machine import BARRIER_CASES, CASES
 
 __all__ = ["BARRIER_CASES", "CASES"]
