@@ -101,6 +101,8 @@ def open_engine(job, core, weights, load):
         return core.Engine(weights, config, threads=core.physical_cores(), device="cuda")
     except TypeError as error:
         raise NoBackendError("this engine has no CUDA backend") from error
+    except ValueError as error:
+        raise NoBackendError(str(error)) from error
 
 
 def token_bytes(spec):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 GUARD_ELEMENTS = 256
-# What a device may differ by in units of what the emulator may; bench/device/cases.py raises it there.
+# What a device may differ by in units of what the emulator may; bench/device/case_runner.py raises it there.
 TOLERANCE_FACTOR = 1.0
 ORDERS = [("forward", 1), ("reverse", 1), ("shuffled", 1), ("shuffled", 2)]
 CASES = []  # every check of kernels: function(machine) raises when a result is wrong
