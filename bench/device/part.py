@@ -58,11 +58,11 @@ class Job:
 
     def peak(self, kind):
         """What the part "peaks" has measured on this device last; None before that."""
-        found = None
+        found, device = None, self.device.description["name"]
         if self.path and Path(self.path).exists():
             for line in Path(self.path).read_text().splitlines():
                 result = json.loads(line)
-                if result.get("name") == "peaks" and result.get("kind") == kind and kind in result:
+                if (result["name"], result["device"], result.get("kind")) == ("peaks", device, kind) and kind in result:
                     found = result[kind]
         return found
 

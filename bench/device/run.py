@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -67,7 +68,7 @@ class Run:
             return
         command = [sys.executable, str(Path(__file__).with_name("part.py")), part, "--seconds", f"{left:.1f}"]
         command += ["--emulate"] if self.emulated else []
-        command += ["--json", str(self.out)] if self.out is not None else []
+        command += ["--json", str(self.out)]
         try:
             done = subprocess.run(command, env=self.environment, timeout=left + 10, check=False)
         except subprocess.TimeoutExpired:
@@ -87,6 +88,7 @@ def parsed():
     parser.add_argument("--build", metavar="FOLDER", type=Path, help="default: build/device-TARGET")
     parser.add_argument("--build-only", metavar="TARGET", help="builds for 80, 90a, ... without a device, and ends")
     args = parser.parse_args()
+    args.out, args.build = (path and path.resolve() for path in (args.out, args.build))
     args.parts = args.parts.split(",") if args.parts else list(LIMITS)[1:]
     for part in args.parts:
         if part not in LIMITS or part == "build":
@@ -94,27 +96,35 @@ def parsed():
     return args
 
 
-def open_run(args):
-    """The run with its build done. Raises build.NotPossible."""
+def open_run(args, folder):
+    """The run with its build done. Its results go to a file in the folder. Raises build.NotPossible."""
     begin = time.monotonic()
     if args.emulate:
         environment, where = build.emulated(), "emulated on this machine: no figure says anything about a device"
     else:
         device = build.find_device()
-        folder = args.build or build.folder_for(device.target)
-        build.build(folder, device.target, LIMITS["build"])
-        environment = build.environment_for(folder)
+        built = args.build or build.folder_for(device.target)
+        build.build(built, device.target, LIMITS["build"])
+        environment = build.environment_for(built)
         described = build.describe(environment)
         environment["LLMSRV_DEVICE_NAME"] = described["name"]
         where = f"{described['name']}: {json.dumps(described)}"
-    out = None
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        out = args.out / ("emulated.jsonl" if args.emulate else "device.jsonl")
-    run = Run(args, environment, out)
+    run = Run(args, environment, folder / ("emulated.jsonl" if args.emulate else "device.jsonl"))
     run.end -= time.monotonic() - begin
     run.say("build", f"{time.monotonic() - begin:.0f} s; {where}")
     return run
+
+
+def run_parts(args, folder):
+    """The exit code."""
+    run = open_run(args, folder)
+    for part in args.parts:
+        if part in CORRECTNESS:
+            run.correctness(part)
+        else:
+            run.measure(part)
+    run.say("verdict", f"FAILED: {', '.join(run.failed)}" if run.failed else "all parts of correctness passed")
+    return 1 if run.failed else 0
 
 
 def main():
@@ -124,17 +134,14 @@ def main():
         if args.build_only:
             build.build(args.build or build.folder_for(args.build_only), args.build_only, None)
             return 0
-        run = open_run(args)
+        if args.out is not None:
+            args.out.mkdir(parents=True, exist_ok=True)
+            return run_parts(args, args.out)
+        with tempfile.TemporaryDirectory() as folder:  # shares need this run's peaks
+            return run_parts(args, Path(folder))
     except build.NotPossible as error:
         print(f"bench/device/run.sh: {error}", file=sys.stderr)
         return 1
-    for part in args.parts:
-        if part in CORRECTNESS:
-            run.correctness(part)
-        else:
-            run.measure(part)
-    run.say("verdict", f"FAILED: {', '.join(run.failed)}" if run.failed else "all parts of correctness passed")
-    return 1 if run.failed else 0
 
 
 if __name__ == "__main__":

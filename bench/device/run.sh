@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # What only a device can show: correctness of every kernel on it, then its tables. README.md beside this file.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
 
 python=${PYTHON:-python3}
 if ! command -v "$python" >/dev/null; then
@@ -14,4 +13,4 @@ for module in numpy pybind11; do
     exit 1
   fi
 done
-exec "$python" bench/device/run.py "$@"
+exec "$python" "$(dirname "$0")/run.py" "$@"
