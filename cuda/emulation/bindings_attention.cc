@@ -34,30 +34,39 @@ Ranges make_ranges(const py::array& ranges, int block_size, int window) {
   return made;
 }
 
+// Calls f with values of the types of queries and cache: bf16 and float, told by their size.
+template <typename F>
+void with_types_of(const py::array& queries, const py::array& cache, const F& f) {
+  if (queries.itemsize() == 2) return f(Bf16{}, Bf16{});
+  cache.itemsize() == 2 ? f(float{}, Bf16{}) : f(float{}, float{});
+}
+
 void paged_attention(const py::array& queries, const py::array& cache, const py::array& ranges,
                      const py::array& block_ids, const py::array& out, float scale, const py::object& window,
                      const py::object& soft_cap, const std::string& kernel) {
-  cuda::AttentionParams params;
-  params.queries = pointer<Bf16>(queries);
-  params.query_stride = cols_of(queries);
-  params.out = pointer<Bf16>(out);
-  params.cache = kv_layout<Bf16>(cache);
-  params.block_ids = pointer<std::int32_t>(block_ids);
-  params.heads = cols_of(out) / params.cache.head_dim;
-  params.scale = scale;
-  if (!window.is_none()) params.window = window.cast<int>();
-  params.has_soft_cap = !soft_cap.is_none();
-  if (params.has_soft_cap) params.soft_cap = soft_cap.cast<float>();
-  const Ranges made = make_ranges(ranges, params.cache.block_size, params.window);
-  params.ranges = made.on_device.data();
-  if (kernel == "prefill") return cuda::attend_prefill(params, made.grid, nullptr);
+  with_types_of(queries, cache, [&]<typename T, typename Kv>(T, Kv) {
+    cuda::AttentionParams<T, Kv> params;
+    params.queries = pointer<T>(queries);
+    params.query_stride = cols_of(queries);
+    params.out = pointer<T>(out);
+    params.cache = kv_layout<Kv>(cache);
+    params.block_ids = pointer<std::int32_t>(block_ids);
+    params.heads = cols_of(out) / params.cache.head_dim;
+    params.scale = scale;
+    if (!window.is_none()) params.window = window.cast<int>();
+    params.has_soft_cap = !soft_cap.is_none();
+    if (params.has_soft_cap) params.soft_cap = soft_cap.cast<float>();
+    const Ranges made = make_ranges(ranges, params.cache.block_size, params.window);
+    params.ranges = made.on_device.data();
+    if (kernel == "prefill") return cuda::attend_prefill(params, made.grid, nullptr);
 
-  const auto count = static_cast<std::size_t>(made.partials * params.heads);
-  const float nan = __uint_as_float(0x7fc00000u);
-  std::vector<float> sums(count * static_cast<std::size_t>(params.cache.head_dim), nan);
-  std::vector<float> maxima(count, nan);
-  std::vector<float> weights(count, nan);
-  cuda::attend_segments(params, made.grid, {sums.data(), maxima.data(), weights.data()}, nullptr);
+    const auto count = static_cast<std::size_t>(made.partials * params.heads);
+    const float nan = __uint_as_float(0x7fc00000u);
+    std::vector<float> sums(count * static_cast<std::size_t>(params.cache.head_dim), nan);
+    std::vector<float> maxima(count, nan);
+    std::vector<float> weights(count, nan);
+    cuda::attend_segments(params, made.grid, {sums.data(), maxima.data(), weights.data()}, nullptr);
+  });
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ void gather_rows(const py::array& table, const py::array& ids, const py::array& 
 void rope_store_kv(const py::array& qkv, const py::object& query_norm, const py::object& key_norm, float eps,
                    const py::array& cos, const py::array& sin, const py::array& positions, const py::array& slot_blocks,
                    const py::array& slot_offsets, const py::array& cache, int heads) {
-  with_type_of(qkv, [&]<typename T>(T) {
-    cuda::RopeStoreKvParams<T, T> params;
+  const auto store = [&]<typename T, typename Kv>(T, Kv) {
+    cuda::RopeStoreKvParams<T, Kv> params;
     params.qkv = pointer<T>(qkv);
     params.query_norm = pointer_or_null<float>(query_norm);
     params.key_norm = pointer_or_null<float>(key_norm);
@@ -61,11 +61,13 @@ void rope_store_kv(const py::array& qkv, const py::object& query_norm, const py:
     params.positions = pointer<std::int32_t>(positions);
     params.slot_blocks = pointer<std::int32_t>(slot_blocks);
     params.slot_offsets = pointer<std::int32_t>(slot_offsets);
-    params.cache = kv_layout<T>(cache);
+    params.cache = kv_layout<Kv>(cache);
     params.rows = rows_of(qkv);
     params.heads = heads;
     cuda::rope_store_kv(params, nullptr);
-  });
+  };
+  if (qkv.itemsize() == 2) return store(Bf16{}, Bf16{});
+  cache.itemsize() == 2 ? store(float{}, Bf16{}) : store(float{}, float{});
 }
 
 // Layers as addresses of blocks, moves as (from, to).

@@ -41,7 +41,7 @@ __device__ inline void merge_segment(RowState<kCols>& total, RowState<kCols>& pa
 }
 
 template <int kDim, int kCols>
-__device__ inline void store_rows(const AttentionParams& p, const TileOfRows& tile, int first_row, int first_col,
+__device__ inline void store_rows(const AttentionParams<Bf16, Bf16>& p, const TileOfRows& tile, int first_row, int first_col,
                                   const RowState<kCols>& total) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   LLMSRV_UNROLL
@@ -61,7 +61,7 @@ __device__ inline void store_rows(const AttentionParams& p, const TileOfRows& ti
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const AttentionParams p) {
+__global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const AttentionParams<Bf16, Bf16> p) {
   LLMSRV_DYNAMIC_SHARED(shared);
   constexpr int kCols = kPrefillCols<kDim>;
   constexpr int kKeyElements = kTileKeys * kPitch<kDim>;

@@ -1,46 +1,12 @@
-// What both attention kernels share: 16 rows of queries against kTileKeys keys on tensor cores, and how the parts of a
-// row's context are put together.
-//
-// A row is a token and a query head; the heads that share a key head are packed into one tile of rows. The keys of a
-// sequence are cut into segments of kSegmentKeys at fixed positions. A row's softmax runs through a segment tile by
-// tile and starts anew at the next one; segments are merged in ascending order. So the bits of a row follow from its
-// own context alone, whether its keys were read by one block or by many: a token that is computed in a prompt's chunk,
-// decoded, or computed again after a preemption gives the same result.
-// That tiles without a visible key change nothing rests on exact steps: 2^0 = 1, x * 1 = x, x + 0 = x.
+// What both attention kernels on tensor cores share: 16 rows of queries against kTileKeys keys. A row is a token and a
+// query head; the heads that share a key head are packed into one tile of rows.
 #pragma once
 
-#include "cuda/kernels/kv_layout.cuh"
+#include "cuda/kernels/attention_context.cuh"
 
 namespace llmsrv::cuda {
 
 constexpr int kTileRows = 16;
-constexpr int kTileKeys = 32;
-constexpr int kSegmentKeys = 256;
-constexpr float kNothingSeen = -1e30f;  // the largest score of no key at all; finite, so that differences are no NaN
-constexpr float kLog2E = 1.4426950408889634f;
-
-// One sequence's rows in a step, in device memory.
-struct RangeOnDevice {
-  std::int32_t first_row;      // in the step
-  std::int32_t row_count;      // row i is at position context_len - row_count + i
-  std::int32_t context_len;    // this step's rows included
-  std::int32_t first_block;    // in block_ids
-  std::int32_t first_partial;  // of this range, in units of (row, segment); see SegmentPartials
-};
-
-struct AttentionParams {
-  const Bf16* queries = nullptr;  // row t starts at t * query_stride: [heads * head_dim] and more
-  int query_stride = 0;
-  Bf16* out = nullptr;  // [rows, heads * head_dim]
-  KvLayout<Bf16> cache;
-  const RangeOnDevice* ranges = nullptr;
-  const std::int32_t* block_ids = nullptr;
-  int heads = 0;
-  float scale = 1.0f;
-  int window = 0x7fffffff;  // tokens a row sees, itself included
-  float soft_cap = 0.0f;    // only where has_soft_cap
-  bool has_soft_cap = false;
-};
 
 // The rows of a tile in their sequence. Row r of the tile is token r / group, head r % group of the key head's queries.
 struct TileOfRows {
@@ -87,24 +53,9 @@ struct RowState {
   }
 };
 
-// Adds a part with its own maximum to what was seen before: total = total * before + part * now.
-struct MergeFactors {
-  float before;
-  float now;
-};
-__device__ inline MergeFactors merge_maxima(float& max, float part_max) {
-  const float together = fmaxf(max, part_max);
-  const MergeFactors factors{exp2_fast(max - together), exp2_fast(part_max - together)};
-  max = together;
-  return factors;
-}
-__device__ inline float merge(float total, float part, const MergeFactors& factors) {
-  return __fmaf_rn(part, factors.now, __fmul_rn(total, factors.before));
-}
-
 // Scores of kTileKeys keys in units of log2, masked keys at kNothingSeen.
 template <int kDim>
-__device__ inline void score_tile(const AttentionParams& p, const Bf16* queries, const Bf16* keys,
+__device__ inline void score_tile(const AttentionParams<Bf16, Bf16>& p, const Bf16* queries, const Bf16* keys,
                                   const int (&first)[2], const int (&last)[2], int first_key,
                                   float (&scores)[kTileKeys / 8][4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
@@ -130,16 +81,14 @@ __device__ inline void score_tile(const AttentionParams& p, const Bf16* queries,
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
-      float score = scores[n][i] * p.scale;
-      if (p.has_soft_cap) score = p.soft_cap * tanhf(score / p.soft_cap);
-      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? score * kLog2E : kNothingSeen;
+      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
     }
   }
 }
 
 // One tile of keys: scores, softmax and the weighted sum of kCols columns of the values.
 template <int kDim, int kCols>
-__device__ inline void attend_tile(const AttentionParams& p, const Bf16* queries, const Bf16* keys, const Bf16* values,
+__device__ inline void attend_tile(const AttentionParams<Bf16, Bf16>& p, const Bf16* queries, const Bf16* keys, const Bf16* values,
                                    const int (&first)[2], const int (&last)[2], int first_key, RowState<kCols>& state) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   float scores[kTileKeys / 8][4];
@@ -153,7 +102,7 @@ __device__ inline void attend_tile(const AttentionParams& p, const Bf16* queries
     max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
     const float factor = exp2_fast(state.max[half] - max);
     state.max[half] = max;
-    state.sum[half] *= factor;
+    state.sum[half] = __fmul_rn(state.sum[half], factor);
     LLMSRV_UNROLL
     for (int n = 0; n < kCols / 8; ++n) {
       state.out[n][half * 2] *= factor;
@@ -222,7 +171,7 @@ __device__ inline void load_tile(const KvLayout<Bf16>& cache, const std::int32_t
 
 // Starts the copies of `rows` rows of queries; rows that the tile does not hold become zeros.
 template <int kDim>
-__device__ inline void load_queries(const AttentionParams& p, const TileOfRows& tile, int rows, int threads, Bf16* to) {
+__device__ inline void load_queries(const AttentionParams<Bf16, Bf16>& p, const TileOfRows& tile, int rows, int threads, Bf16* to) {
   constexpr int kChunks = kDim / 8;
   for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += threads) {
     const int row = i / kChunks;

@@ -1,5 +1,12 @@
 #include "cuda/launch/attention.h"
 
+#include <type_traits>
+
+#include "cuda/kernels/attention_f32.cuh"
+#include "cuda/kernels/attention_merge.cuh"
+#include "cuda/kernels/attention_prefill.cuh"
+#include "cuda/kernels/attention_segments.cuh"
+
 namespace llmsrv::cuda {
 namespace {
 
@@ -27,36 +34,74 @@ void with_head_dim(int head_dim, const F& f) {
   }
 }
 
-unsigned row_tiles(const AttentionParams& params, const AttentionGrid& grid, int tile_rows) {
+template <typename T, typename Kv>
+unsigned row_tiles(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, int tile_rows) {
   return static_cast<unsigned>(ceil_div(grid.rows_max * (params.heads / params.cache.kv_heads), tile_rows));
+}
+
+// Blocks of `segments` segments each range, for attention without tensor cores.
+template <typename Kv>
+Grid f32_grid(const AttentionParams<float, Kv>& params, const AttentionGrid& grid, int segments) {
+  const int head_dim = params.cache.head_dim;
+  if (head_dim > kF32Cols * kWarpThreads) {
+    throw std::invalid_argument("CUDA attention has no kernel for head size " + std::to_string(head_dim));
+  }
+  const dim3 blocks(static_cast<unsigned>(ceil_div(grid.rows_max * params.heads, kF32Warps)),
+                    static_cast<unsigned>(segments), static_cast<unsigned>(grid.ranges));
+  return {blocks, dim3(kF32Threads), f32_shared_bytes(head_dim)};
+}
+
+template <typename T, typename Kv>
+void merge_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, const SegmentPartials& partials,
+                    Stream stream) {
+  const dim3 rows(static_cast<unsigned>(params.heads), static_cast<unsigned>(grid.rows_max),
+                  static_cast<unsigned>(grid.ranges));
+  const auto warps = static_cast<unsigned>(ceil_div(params.cache.head_dim, kWarpThreads));
+  launch(merge_segments_kernel<T, Kv>, {rows, dim3(warps * kWarpThreads)}, stream, params, partials);
 }
 
 }  // namespace
 
-void attend_segments(const AttentionParams& params, const AttentionGrid& grid, const SegmentPartials& partials,
+template <typename T, typename Kv>
+void attend_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, const SegmentPartials& partials,
                      Stream stream) {
   if (grid.ranges == 0) return;
-  const auto ranges = static_cast<unsigned>(grid.ranges);
-  with_head_dim(params.cache.head_dim, [&](auto dim) {
-    constexpr int kDim = decltype(dim)::kValue;
-    const dim3 blocks(static_cast<unsigned>(grid.segments_max),
-                      row_tiles(params, grid, kTileRows) * static_cast<unsigned>(params.cache.kv_heads), ranges);
-    launch(attend_segment_kernel<kDim>, {blocks, dim3(kWarpThreads), kSegmentSharedBytes<kDim>}, stream, params,
-           partials);
-    const dim3 rows(static_cast<unsigned>(params.heads), static_cast<unsigned>(grid.rows_max), ranges);
-    launch(merge_segments_kernel<kDim>, {rows, dim3(kDim)}, stream, params, partials);
-  });
+  if constexpr (std::is_same_v<T, float>) {
+    launch(attend_segment_f32_kernel<Kv>, f32_grid(params, grid, grid.segments_max), stream, params, partials);
+  } else {
+    with_head_dim(params.cache.head_dim, [&](auto dim) {
+      constexpr int kDim = decltype(dim)::kValue;
+      const dim3 blocks(static_cast<unsigned>(grid.segments_max),
+                        row_tiles(params, grid, kTileRows) * static_cast<unsigned>(params.cache.kv_heads),
+                        static_cast<unsigned>(grid.ranges));
+      launch(attend_segment_kernel<kDim>, {blocks, dim3(kWarpThreads), kSegmentSharedBytes<kDim>}, stream, params,
+             partials);
+    });
+  }
+  merge_segments(params, grid, partials, stream);
 }
 
-void attend_prefill(const AttentionParams& params, const AttentionGrid& grid, Stream stream) {
+template <typename T, typename Kv>
+void attend_prefill(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, Stream stream) {
   if (grid.ranges == 0) return;
-  with_head_dim(params.cache.head_dim, [&](auto dim) {
-    constexpr int kDim = decltype(dim)::kValue;
-    constexpr unsigned kSlices = kDim / kPrefillCols<kDim>;
-    const dim3 blocks(row_tiles(params, grid, kPrefillRows), static_cast<unsigned>(params.cache.kv_heads) * kSlices,
-                      static_cast<unsigned>(grid.ranges));
-    launch(attend_prefill_kernel<kDim>, {blocks, dim3(kPrefillThreads), kPrefillSharedBytes<kDim>}, stream, params);
-  });
+  if constexpr (std::is_same_v<T, float>) {
+    launch(attend_prefill_f32_kernel<Kv>, f32_grid(params, grid, 1), stream, params);
+  } else {
+    with_head_dim(params.cache.head_dim, [&](auto dim) {
+      constexpr int kDim = decltype(dim)::kValue;
+      constexpr unsigned kSlices = kDim / kPrefillCols<kDim>;
+      const dim3 blocks(row_tiles(params, grid, kPrefillRows), static_cast<unsigned>(params.cache.kv_heads) * kSlices,
+                        static_cast<unsigned>(grid.ranges));
+      launch(attend_prefill_kernel<kDim>, {blocks, dim3(kPrefillThreads), kPrefillSharedBytes<kDim>}, stream, params);
+    });
+  }
 }
+
+#define LLMSRV_ATTENTION(T, Kv)                                                                                   \
+  template void attend_segments(const AttentionParams<T, Kv>&, const AttentionGrid&, const SegmentPartials&, Stream); \
+  template void attend_prefill(const AttentionParams<T, Kv>&, const AttentionGrid&, Stream)
+LLMSRV_ATTENTION(float, float);
+LLMSRV_ATTENTION(float, Bf16);
+LLMSRV_ATTENTION(Bf16, Bf16);
 
 }  // namespace llmsrv::cuda

@@ -67,6 +67,7 @@ template void gated_mul(const GatedMulParams<Bf16>&, Gate, Stream);
 template void gather_rows(const GatherRowsParams<float>&, Stream);
 template void gather_rows(const GatherRowsParams<Bf16>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<float, float>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<float, Bf16>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<Bf16, Bf16>&, Stream);
 
 }  // namespace llmsrv::cuda

@@ -91,12 +91,14 @@ def rotated(x, cos, sin):
 @kernel_case
 def rope_store_kv(machine):
     rng = np.random.default_rng(5)
-    for dtype in TOLERANCE:
-        for heads, kv_heads, dim, norms in [(4, 2, 64, False), (3, 1, 80, True), (2, 2, 256, True), (5, 1, 96, False)]:
-            check_rope_store_kv(machine, rng, dtype, (heads, kv_heads, dim), norms)
+    shapes = [(4, 2, 64, False), (3, 1, 80, True), (2, 2, 256, True), (5, 1, 96, False), (2, 1, 6, True)]
+    for dtype, cache_dtype in [("f32", "f32"), ("bf16", "bf16"), ("f32", "bf16")]:
+        for heads, kv_heads, dim, norms in shapes:
+            check_rope_store_kv(machine, rng, (dtype, cache_dtype), (heads, kv_heads, dim), norms)
 
 
-def check_rope_store_kv(machine, rng, dtype, shape, norms):
+def check_rope_store_kv(machine, rng, dtypes, shape, norms):
+    dtype, cache_dtype = dtypes
     heads, kv_heads, dim = shape
     rows, blocks, block_size = 3, 4, 8
     qkv = stored(numbers(rng, rows, (heads + 2 * kv_heads) * dim), dtype)
@@ -106,7 +108,7 @@ def check_rope_store_kv(machine, rng, dtype, shape, norms):
     weights = [stored(numbers(rng, dim), "f32") if norms else None for _ in range(2)]
     positions = np.array([0, 39, 17], np.int32)
     slots = np.array([[3, 0], [0, 7], [1, 5]], np.int32)
-    cache = unwritten((blocks, 2, kv_heads, block_size, dim), dtype)
+    cache = unwritten((blocks, 2, kv_heads, block_size, dim), cache_dtype)
     machine.run(
         "rope_store_kv", {"qkv": qkv, "cache": cache}, query_norm=weights[0], key_norm=weights[1], eps=1e-6,
         cos=cos, sin=sin, positions=positions, slot_blocks=slots[:, 0].copy(), slot_offsets=slots[:, 1].copy(),
@@ -129,7 +131,7 @@ def check_rope_store_kv(machine, rng, dtype, shape, norms):
     written = ~np.isnan(expected)
     actual = values_of(cache)
     assert np.array_equal(np.isnan(actual), ~written), "other slots were written"
-    assert_near(actual[written], expected[written], absolute, relative)
+    assert_near(actual[written], expected[written], *TOLERANCE[cache_dtype])
 
 
 @kernel_case
