@@ -8,7 +8,6 @@
 
 #include "cuda/emulation/emulator.h"
 #include "cuda/emulation/race.h"
-#include "cuda/kernels/kv_layout.cuh"
 
 namespace llmsrv::emulation {
 
@@ -26,13 +25,6 @@ T* pointer_or_null(const pybind11::object& memory) {
 }
 inline int rows_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(0)); }
 inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(1)); }
-
-// cache: [blocks, 2, kv_heads, block_size, head_dim]
-template <typename T>
-cuda::KvLayout<T> kv_layout(const pybind11::array& cache) {
-  const auto size = [&](int axis) { return static_cast<int>(cache.shape(axis)); };
-  return {pointer<T>(cache), size(2), size(3), std::countr_zero(static_cast<unsigned>(size(3))), size(4)};
-}
 
 void bind_attention(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);

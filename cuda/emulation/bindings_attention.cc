@@ -1,14 +1,12 @@
 #include <algorithm>
 
-#include "cuda/emulation/bindings.h"
+#include "cuda/emulation/cache_arrays.h"
 #include "cuda/launch/attention.h"
 
 namespace py = pybind11;
 
 namespace llmsrv::emulation {
 namespace {
-
-using cuda::Bf16;
 
 // ranges: [n, 3], first row, rows and context of each; block ids of all ranges one after the other.
 struct Ranges {
@@ -34,14 +32,7 @@ Ranges make_ranges(const py::array& ranges, int block_size, int window) {
   return made;
 }
 
-// Calls f with values of the types of queries and cache: bf16 and float, told by their size.
-template <typename F>
-void with_types_of(const py::array& queries, const py::array& cache, const F& f) {
-  if (queries.itemsize() == 2) return f(Bf16{}, Bf16{});
-  cache.itemsize() == 2 ? f(float{}, Bf16{}) : f(float{}, float{});
-}
-
-void paged_attention(const py::array& queries, const py::array& cache, const py::array& ranges,
+void paged_attention(const py::array& queries, const py::array& cache, const KvShape& kv_shape, const py::array& ranges,
                      const py::array& block_ids, const py::array& out, float scale, const py::object& window,
                      const py::object& soft_cap, const std::string& kernel) {
   with_types_of(queries, cache, [&]<typename T, typename Kv>(T, Kv) {
@@ -49,7 +40,7 @@ void paged_attention(const py::array& queries, const py::array& cache, const py:
     params.queries = pointer<T>(queries);
     params.query_stride = cols_of(queries);
     params.out = pointer<T>(out);
-    params.cache = kv_layout<Kv>(cache);
+    params.cache = kv_layout<Kv>(cache, kv_shape);
     params.block_ids = pointer<std::int32_t>(block_ids);
     params.heads = cols_of(out) / params.cache.head_dim;
     params.scale = scale;
@@ -72,9 +63,9 @@ void paged_attention(const py::array& queries, const py::array& cache, const py:
 }  // namespace
 
 void bind_attention(py::module_& module) {
-  module.def("paged_attention", &paged_attention, py::arg("queries"), py::arg("cache"), py::arg("ranges"),
-             py::arg("block_ids"), py::arg("out"), py::arg("scale"), py::arg("window"), py::arg("soft_cap"),
-             py::arg("kernel"));
+  module.def("paged_attention", &paged_attention, py::arg("queries"), py::arg("cache"), py::arg("kv_shape"),
+             py::arg("ranges"), py::arg("block_ids"), py::arg("out"), py::arg("scale"), py::arg("window"),
+             py::arg("soft_cap"), py::arg("kernel"));
 }
 
 }  // namespace llmsrv::emulation

@@ -1,10 +1,10 @@
 // What all attention kernels share: which rows see which keys, and how the parts of a row's context are put together.
 //
 // The keys of a sequence are cut into segments of kSegmentKeys at fixed positions. A row's softmax runs through a
-// segment tile by tile, kTileKeys keys each, and starts anew at the next one; segments are merged in ascending order. So
-// the bits of a row follow from its own context alone, whether its keys were read by one block or by many: a token that
-// is computed in a prompt's chunk, decoded, or computed again after a preemption gives the same result.
-// That tiles without a visible key change nothing rests on exact steps: 2^0 = 1, x * 1 = x, x + 0 = x.
+// segment tile by tile, kTileKeys keys each, and starts anew at the next one; segments are merged in ascending order.
+// So the bits of a row follow from its own context alone, whether its keys were read by one block or by many: a token
+// that is computed in a prompt's chunk, decoded, or computed again after a preemption gives the same result. That tiles
+// without a visible key change nothing rests on exact steps: 2^0 = 1, x * 1 = x, x + 0 = x.
 #pragma once
 
 #include "cuda/kernels/kv_layout.cuh"

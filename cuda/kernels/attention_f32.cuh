@@ -1,6 +1,6 @@
 // Attention of float32 queries, without tensor cores: the arithmetic that a whole model is held against the CPU with.
-// Every head size, every type of cache. Decoding leaves segments to blocks of their own, as attention_segments.cuh does,
-// and a prompt's chunk runs through all of them in one; both take the same steps.
+// Every head size, every type of cache. Decoding leaves segments to blocks of their own, as attention_segments.cuh
+// does, and a prompt's chunk runs through all of them in one; both take the same steps.
 //
 // Work: a warp per row (a token and a head), kF32Warps to a block; it takes a tile of kTileKeys keys at a time. A lane
 // has a key for the scores, columns lane, lane + 32, ... for the weighted sum. Grid: (most rows / kF32Warps, most
@@ -74,23 +74,20 @@ __device__ inline bool find_row(const AttentionParams<float, Kv>& p, F32Row& row
   row.kv_head = row.head / (p.heads / p.cache.kv_heads);
   row.end_key = row.range.context_len - row.range.row_count + row.token + 1;
   row.first_key = max(row.end_key - p.window, 0);
-  const float* query = p.queries +
-                       static_cast<std::size_t>(row.range.first_row + row.token) *
-                           static_cast<std::size_t>(p.query_stride) +
-                       static_cast<std::size_t>(row.head * p.cache.head_dim);
+  const float* query =
+      p.queries + static_cast<std::size_t>(row.range.first_row + row.token) * static_cast<std::size_t>(p.query_stride) +
+      static_cast<std::size_t>(row.head * p.cache.head_dim);
   F32State::for_each(p.cache.head_dim, [&](int, int col) { shared.query[col] = query[col]; });
   __syncwarp();  // the query is there
   return true;
 }
 
-// The score of one key, elements in ascending order.
+// The product of a query and a key, elements in ascending order.
 template <typename Kv>
-__device__ inline float score_key(const AttentionParams<float, Kv>& p, const float* query, std::size_t key) {
+__device__ inline float multiply_key(const float* query, const Kv* key, int head_dim) {
   float product = 0.0f;
-  for (int i = 0; i < p.cache.head_dim; ++i) {
-    product = __fmaf_rn(query[i], to_float(p.cache.data[key + static_cast<std::size_t>(i)]), product);
-  }
-  return p.score_of(product);
+  for (int i = 0; i < head_dim; ++i) product = __fmaf_rn(query[i], to_float(key[i]), product);
+  return product;
 }
 
 // The keys of segment `segment` that the row sees, tile by tile; values are added in ascending order.
@@ -104,8 +101,18 @@ __device__ inline void attend_row(const AttentionParams<float, Kv>& p, const F32
   for (int tile = begin; tile < end; tile += kTileKeys) {
     const int key = tile + lane;
     const bool is_seen = key >= row.first_key && key < end;
-    const float score =
-        is_seen ? score_key(p, shared.query, p.cache.key_of(blocks, row.kv_head, key)) : kNothingSeen;
+    float score = kNothingSeen;
+    float value_scale = 1.0f;
+    if (is_seen) {
+      float product =
+          multiply_key(shared.query, p.cache.data + p.cache.key_of(blocks, row.kv_head, key), p.cache.head_dim);
+      if constexpr (kIsScaled<Kv>) {
+        const float2 scales = *p.cache.scales_of(blocks, row.kv_head, key);
+        product *= scales.x;
+        value_scale = scales.y;
+      }
+      score = p.score_of(product);
+    }
     const float before = state.max;
     state.max = fmaxf(before, warp_max(score));
     const float factor = exp2_fast(before - state.max);
@@ -113,7 +120,7 @@ __device__ inline void attend_row(const AttentionParams<float, Kv>& p, const F32
     state.sum = __fmaf_rn(state.sum, factor, weight);
     LLMSRV_UNROLL
     for (int j = 0; j < kF32Cols; ++j) state.out[j] *= factor;
-    shared.weights[lane] = weight;
+    shared.weights[lane] = weight * value_scale;
     __syncwarp();  // the weights are there
     for (int seen = max(tile, row.first_key); seen < min(tile + kTileKeys, end); ++seen) {
       const Kv* value = p.cache.data + p.cache.half_block() + p.cache.key_of(blocks, row.kv_head, seen);
@@ -128,8 +135,8 @@ __device__ inline void attend_row(const AttentionParams<float, Kv>& p, const F32
 }
 
 __device__ inline F32Shared f32_shared(unsigned char* shared, int head_dim) {
-  float* mine = reinterpret_cast<float*>(shared) +
-                static_cast<int>(threadIdx.x) / kWarpThreads * (head_dim + kTileKeys);
+  float* mine =
+      reinterpret_cast<float*>(shared) + static_cast<int>(threadIdx.x) / kWarpThreads * (head_dim + kTileKeys);
   return {mine, mine + head_dim};
 }
 

@@ -13,6 +13,8 @@ struct AttentionGrid {
   int segments_max = 0;  // of a range, segments only
 };
 
+// Types: Bf16 queries over Bf16, Fp8 or Int8, Half over Half or Fp8, float over any.
+//
 // Few rows each, over contexts of any length. `partials` has room for segments * rows of each range.
 // Both throw std::invalid_argument for a head size without a kernel: float queries take any up to 256, others 64, 80,
 // 96, 128 and 256. A row has the same bits from both.

@@ -1,4 +1,6 @@
-#include "cuda/launch/attention.h"
+// The launches of attention for any types. Each type of queries has a source of its own, so that they compile side by
+// side.
+#pragma once
 
 #include <type_traits>
 
@@ -6,9 +8,9 @@
 #include "cuda/kernels/attention_merge.cuh"
 #include "cuda/kernels/attention_prefill.cuh"
 #include "cuda/kernels/attention_segments.cuh"
+#include "cuda/launch/attention.h"
 
 namespace llmsrv::cuda {
-namespace {
 
 template <int kDim>
 struct HeadDim {
@@ -60,8 +62,6 @@ void merge_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& g
   launch(merge_segments_kernel<T, Kv>, {rows, dim3(warps * kWarpThreads)}, stream, params, partials);
 }
 
-}  // namespace
-
 template <typename T, typename Kv>
 void attend_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, const SegmentPartials& partials,
                      Stream stream) {
@@ -74,8 +74,8 @@ void attend_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& 
       const dim3 blocks(static_cast<unsigned>(grid.segments_max),
                         row_tiles(params, grid, kTileRows) * static_cast<unsigned>(params.cache.kv_heads),
                         static_cast<unsigned>(grid.ranges));
-      launch(attend_segment_kernel<kDim>, {blocks, dim3(kWarpThreads), kSegmentSharedBytes<kDim>}, stream, params,
-             partials);
+      launch(attend_segment_kernel<T, Kv, kDim>, {blocks, dim3(kWarpThreads), kSegmentSharedBytes<T, Kv, kDim>}, stream,
+             params, partials);
     });
   }
   merge_segments(params, grid, partials, stream);
@@ -92,16 +92,15 @@ void attend_prefill(const AttentionParams<T, Kv>& params, const AttentionGrid& g
       constexpr unsigned kSlices = kDim / kPrefillCols<kDim>;
       const dim3 blocks(row_tiles(params, grid, kPrefillRows), static_cast<unsigned>(params.cache.kv_heads) * kSlices,
                         static_cast<unsigned>(grid.ranges));
-      launch(attend_prefill_kernel<kDim>, {blocks, dim3(kPrefillThreads), kPrefillSharedBytes<kDim>}, stream, params);
+      launch(attend_prefill_kernel<T, Kv, kDim>, {blocks, dim3(kPrefillThreads), kPrefillSharedBytes<T, Kv, kDim>},
+             stream, params);
     });
   }
 }
 
-#define LLMSRV_ATTENTION(T, Kv)                                                                                   \
+// Makes both of a pair of types.
+#define LLMSRV_ATTENTION(T, Kv)                                                                                       \
   template void attend_segments(const AttentionParams<T, Kv>&, const AttentionGrid&, const SegmentPartials&, Stream); \
   template void attend_prefill(const AttentionParams<T, Kv>&, const AttentionGrid&, Stream)
-LLMSRV_ATTENTION(float, float);
-LLMSRV_ATTENTION(float, Bf16);
-LLMSRV_ATTENTION(Bf16, Bf16);
 
 }  // namespace llmsrv::cuda
