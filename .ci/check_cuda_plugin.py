@@ -20,8 +20,12 @@ LINKED = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", 
 REQUIRED = {
     "attend_segment_kernel": ("HMMA", "LDGSTS", "LDSM"),
     "attend_prefill_kernel": ("HMMA", "LDGSTS", "LDSM"),
+    "attend_segment_f32_kernel": ("FFMA",),
+    "attend_prefill_f32_kernel": ("FFMA",),
     "packed_linear_kernel": ("HMMA",),
 }
+# Instances of a kernel, pairs of types times head sizes: bf16 queries over three types of keys, fp16 over two.
+INSTANCES = {"attend_segment_kernel": 5 * 5, "attend_prefill_kernel": 5 * 5}
 SPILLS = ("LDL", "STL")  # local memory: registers that did not suffice, or an array that is indexed at run time
 
 
@@ -61,7 +65,10 @@ def wrong_code(code: dict[str, dict[str, Counter[str]]]) -> list[str]:
             for part, required in REQUIRED.items():
                 missing = [name for name in required if part in kernel and not instructions[name]]
                 wrong += [f"{target} {kernel}: no {name}" for name in missing]
-        wrong += [f"{target}: no {part}" for part in REQUIRED if not any(part in kernel for kernel in kernels)]
+        for part in REQUIRED:
+            found, wanted = sum(part in kernel for kernel in kernels), INSTANCES.get(part, 1)
+            if found < wanted:
+                wrong.append(f"{target}: {found} of {part}, not {wanted}")
     return wrong
 
 

@@ -1,5 +1,5 @@
 # What the plug-in and the modules for tests are made of.
-set(LLMSRV_CUDA_LAUNCHES attention.cu linear.cu rows.cu sampling.cu)
+set(LLMSRV_CUDA_LAUNCHES attention_bf16.cu attention_f16.cu attention_f32.cu linear.cu rows.cu sampling.cu)
 list(TRANSFORM LLMSRV_CUDA_LAUNCHES PREPEND ${PROJECT_SOURCE_DIR}/cuda/launch/)
 
 # The launches as functions of Python, and kernels that only tests and measurements use.
@@ -8,3 +8,4 @@ set(LLMSRV_CUDA_BINDINGS bindings_attention.cc bindings_conformance.cc bindings_
 list(TRANSFORM LLMSRV_CUDA_BINDINGS PREPEND ${PROJECT_SOURCE_DIR}/cuda/emulation/)
 set(LLMSRV_CUDA_CONFORMANCE ${PROJECT_SOURCE_DIR}/cuda/conformance/peaks.cu
                             ${PROJECT_SOURCE_DIR}/cuda/conformance/wrappers.cu)
+

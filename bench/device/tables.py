@@ -57,6 +57,7 @@ def peak_of_blas(job):
 
 def attention_call(device, batch, rows, length, group, kv_heads, cache, kernel):
     """A call of attention: `rows` new rows each of `batch` sequences of `length` keys, in shuffled blocks."""
+    shape = (kv_heads, BLOCK_SIZE, HEAD_DIM)
     heads = group * kv_heads
     queries = device.noise((batch * rows, heads * HEAD_DIM), np.uint16)
     out = device.noise((batch * rows, heads * HEAD_DIM), np.uint16)
@@ -64,15 +65,17 @@ def attention_call(device, batch, rows, length, group, kv_heads, cache, kernel):
     ranges = np.stack([first, np.full_like(first, rows), np.full_like(first, length)], axis=1)
     block_ids = np.random.default_rng(1).permutation(cache.shape[0]).astype(np.int32)
     return lambda: device.module.paged_attention(
-        queries=queries, cache=cache, ranges=ranges, block_ids=block_ids, out=out, scale=HEAD_DIM**-0.5, window=None,
-        soft_cap=None, kernel=kernel,
+        queries=queries, cache=cache, kv_shape=shape, ranges=ranges, block_ids=block_ids, out=out,
+        scale=HEAD_DIM**-0.5, window=None, soft_cap=None, kernel=kernel,
     )  # fmt: skip
 
 
 def make_cache(device, batch, length, kv_heads, dtype):
     blocks = batch * -(-length // BLOCK_SIZE)
-    kind = "bf16" if dtype == np.uint16 else "bytes"
-    return device.noise((blocks, 2, kv_heads, BLOCK_SIZE, HEAD_DIM), dtype, kind)
+    count = 2 * kv_heads * BLOCK_SIZE * HEAD_DIM
+    if dtype == np.uint16:
+        return device.noise((blocks, count), dtype)
+    return device.noise((blocks, count + 8 * kv_heads * BLOCK_SIZE), dtype, "bytes")  # a pair of scales per key
 
 
 def decode_attention(job):

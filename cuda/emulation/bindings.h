@@ -7,10 +7,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <bit>
 #include <vector>
 
-#include "cuda/kernels/kv_layout.cuh"
+#include "cuda/kernels/device.cuh"
 
 namespace llmsrv::emulation {
 
@@ -44,13 +43,6 @@ T* pointer_or_null(const pybind11::object& memory) {
 }
 inline int rows_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(0)); }
 inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(1)); }
-
-// cache: [blocks, 2, kv_heads, block_size, head_dim]
-template <typename T>
-cuda::KvLayout<T> kv_layout(const pybind11::array& cache) {
-  const auto size = [&](int axis) { return static_cast<int>(cache.shape(axis)); };
-  return {pointer<T>(cache), size(2), size(3), std::countr_zero(static_cast<unsigned>(size(3))), size(4)};
-}
 
 void bind_attention(pybind11::module_& module);
 void bind_conformance(pybind11::module_& module);

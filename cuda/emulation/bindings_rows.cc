@@ -1,4 +1,4 @@
-#include "cuda/emulation/bindings.h"
+#include "cuda/emulation/cache_arrays.h"
 #include "cuda/launch/rows.h"
 
 namespace py = pybind11;
@@ -46,12 +46,11 @@ void gather_rows(const py::array& table, const py::array& ids, const py::array& 
   });
 }
 
-// cache: [blocks, 2, kv_heads, block_size, head_dim]
 void rope_store_kv(const py::array& qkv, const py::object& query_norm, const py::object& key_norm, float eps,
                    const py::array& cos, const py::array& sin, const py::array& positions, const py::array& slot_blocks,
-                   const py::array& slot_offsets, const py::array& cache, int heads) {
-  with_type_of(qkv, [&]<typename T>(T) {
-    cuda::RopeStoreKvParams<T, T> params;
+                   const py::array& slot_offsets, const py::array& cache, const KvShape& kv_shape, int heads) {
+  with_types_of(qkv, cache, [&]<typename T, typename Kv>(T, Kv) {
+    cuda::RopeStoreKvParams<T, Kv> params;
     params.qkv = pointer<T>(qkv);
     params.query_norm = pointer_or_null<float>(query_norm);
     params.key_norm = pointer_or_null<float>(key_norm);
@@ -61,7 +60,7 @@ void rope_store_kv(const py::array& qkv, const py::object& query_norm, const py:
     params.positions = pointer<std::int32_t>(positions);
     params.slot_blocks = pointer<std::int32_t>(slot_blocks);
     params.slot_offsets = pointer<std::int32_t>(slot_offsets);
-    params.cache = kv_layout<T>(cache);
+    params.cache = kv_layout<Kv>(cache, kv_shape);
     params.rows = rows_of(qkv);
     params.heads = heads;
     cuda::rope_store_kv(params, nullptr);
@@ -90,7 +89,7 @@ void bind_rows(py::module_& module) {
   module.def("gather_rows", &gather_rows, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"));
   module.def("rope_store_kv", &rope_store_kv, py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),
              py::arg("eps"), py::arg("cos"), py::arg("sin"), py::arg("positions"), py::arg("slot_blocks"),
-             py::arg("slot_offsets"), py::arg("cache"), py::arg("heads"));
+             py::arg("slot_offsets"), py::arg("cache"), py::arg("kv_shape"), py::arg("heads"));
   module.def("move_blocks", &move_blocks, py::arg("from_"), py::arg("to"), py::arg("from_blocks"),
              py::arg("to_blocks"));
 }

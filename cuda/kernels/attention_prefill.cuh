@@ -4,7 +4,7 @@
 // has 16 of the rows. Tiles of keys and values are shared by the warps, two in flight. Grid: (most row tiles, key heads
 // * column slices, ranges). With head_dim 256 the columns of the result are cut in two slices, each block with its own
 // scores: two sets of sums of 256 columns do not fit into registers.
-// Shared memory: (64 + 2 kTileKeys)(head_dim + 8) * 2 + 2 kTileKeys (columns + 8) * 2 bytes: 51 KiB at head_dim 128.
+// Shared memory: 64 queries and two tiles: at head_dim 128 51 KiB, with one-byte keys 35 KiB.
 // Bytes moved: per 64 rows the keys and values they see, from L2 when other row tiles run beside it.
 // Assumes: head_dim is a multiple of 16; block_size a power of two.
 #pragma once
@@ -19,9 +19,9 @@ constexpr int kPrefillThreads = kPrefillWarps * kWarpThreads;
 
 template <int kDim>
 constexpr int kPrefillCols = kDim > 128 ? kDim / 2 : kDim;
-template <int kDim>
+template <typename T, typename Kv, int kDim>
 constexpr std::size_t kPrefillSharedBytes =
-    ((kPrefillRows + 2 * kTileKeys) * kPitch<kDim> + 2 * kTileKeys * kPitch<kPrefillCols<kDim>>)*sizeof(Bf16);
+    kPrefillRows * kPitch<T, kDim> * sizeof(T) + 2 * sizeof(KvTile<Kv, kDim, kPrefillCols<kDim>>);
 
 // The segments of a row so far; starts like RowState.
 template <int kCols>
@@ -40,8 +40,8 @@ __device__ inline void merge_segment(RowState<kCols>& total, RowState<kCols>& pa
   part.clear();
 }
 
-template <int kDim, int kCols>
-__device__ inline void store_rows(const AttentionParams& p, const TileOfRows& tile, int first_row, int first_col,
+template <int kDim, typename T, typename Kv, int kCols>
+__device__ inline void store_rows(const AttentionParams<T, Kv>& p, const TileOfRows& tile, int first_row, int first_col,
                                   const RowState<kCols>& total) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   LLMSRV_UNROLL
@@ -49,26 +49,20 @@ __device__ inline void store_rows(const AttentionParams& p, const TileOfRows& ti
     const int row = first_row + lane / 4 + half * 8;
     if (!tile.holds(row)) continue;
     const auto step_row = static_cast<std::size_t>(tile.range.first_row + tile.token(row));
-    Bf16* out = p.out +
-                (step_row * static_cast<std::size_t>(p.heads) + static_cast<std::size_t>(tile.head(row))) * kDim +
-                first_col + lane % 4 * 2;
-    LLMSRV_UNROLL
-    for (int n = 0; n < kCols / 8; ++n) {
-      *reinterpret_cast<std::uint32_t*>(out + n * 8) =
-          pack_pair(total.out[n][half * 2] / total.sum[half], total.out[n][half * 2 + 1] / total.sum[half]);
-    }
+    T* out = p.out + (step_row * static_cast<std::size_t>(p.heads) + static_cast<std::size_t>(tile.head(row))) * kDim +
+             first_col;
+    for_each_pair<Kv>(total, half, [&](int col, float a, float b) {
+      *reinterpret_cast<std::uint32_t*>(out + col) = pack_pair<T>(a / total.sum[half], b / total.sum[half]);
+    });
   }
 }
 
-template <int kDim>
-__global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const AttentionParams p) {
+template <typename T, typename Kv, int kDim>
+__global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(const AttentionParams<T, Kv> p) {
   LLMSRV_DYNAMIC_SHARED(shared);
   constexpr int kCols = kPrefillCols<kDim>;
-  constexpr int kKeyElements = kTileKeys * kPitch<kDim>;
-  constexpr int kValueElements = kTileKeys * kPitch<kCols>;
-  Bf16* queries = reinterpret_cast<Bf16*>(shared);
-  Bf16* keys = queries + kPrefillRows * kPitch<kDim>;  // [2][kTileKeys][kPitch]
-  Bf16* values = keys + 2 * kKeyElements;
+  T* queries = reinterpret_cast<T*>(shared);
+  auto* kv = reinterpret_cast<KvTile<Kv, kDim, kCols>*>(queries + kPrefillRows * kPitch<T, kDim>);  // [2]
   const int kv_heads = p.cache.kv_heads;
   const TileOfRows tile{p.ranges[blockIdx.z], static_cast<int>(blockIdx.x) * kPrefillRows, p.heads / kv_heads,
                         static_cast<int>(blockIdx.y) % kv_heads, p.window};
@@ -85,9 +79,8 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
   const int begin = tile.first_key(0) / kSegmentKeys * kSegmentKeys;
   const int tiles = ceil_div(end - begin, kTileKeys);
   const auto load = [&](int index) {
-    const int stage = index % 2;
-    load_tile<kDim, kCols>(p.cache, blocks, tile.kv_head, begin + index * kTileKeys, tile.first_key(0), end, first_col,
-                           kPrefillThreads, keys + stage * kKeyElements, values + stage * kValueElements);
+    load_tile(p.cache, blocks, tile.kv_head, begin + index * kTileKeys, tile.first_key(0), end, first_col,
+              kPrefillThreads, kv[index % 2]);
   };
 
   RowState<kCols> total;
@@ -102,13 +95,11 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) attend_prefill_kernel(cons
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();  // the other threads' copies of this tile are there
-    const int stage = index % 2;
-    attend_tile<kDim, kCols>(p, queries + warp_row * kPitch<kDim>, keys + stage * kKeyElements,
-                             values + stage * kValueElements, first, last, begin + index * kTileKeys, part);
+    attend_tile(p, queries + warp_row * kPitch<T, kDim>, kv[index % 2], first, last, begin + index * kTileKeys, part);
     if ((index + 1) % (kSegmentKeys / kTileKeys) == 0 || index + 1 == tiles) merge_segment(total, part);
     __syncthreads();  // all warps have read the tile that the next load overwrites
   }
-  store_rows<kDim, kCols>(p, tile, warp_row, first_col, total);
+  store_rows<kDim>(p, tile, warp_row, first_col, total);
 }
 
 }  // namespace llmsrv::cuda

@@ -1,12 +1,11 @@
 // Attention of a few rows over long contexts: decoding. Each segment of a context is its own block; a second kernel
-// merges the segments of a row.
+// (attention_merge.cuh) merges the segments of a row.
 //
-// Work of attend_segment: one warp takes kSegmentKeys keys of one key head for up to 16 packed rows, two tiles of keys
-// in flight. Grid: (most segments, key heads * row tiles, ranges); segments that a range does not have leave at once.
-// Shared memory: (16 + 4 kTileKeys)(head_dim + 8) * 2 bytes: 38 KiB at head_dim 128.
+// Work: one warp takes kSegmentKeys keys of one key head for up to 16 packed rows, two tiles of keys in flight.
+// Grid: (most segments, key heads * row tiles, ranges); segments that a range does not have leave at once.
+// Shared memory: 16 queries and two tiles: at head_dim 128 38 KiB, with one-byte keys 22 KiB.
 // Bytes moved: the keys and values of the context once per 16 packed rows; per row, head and segment head_dim + 2
-// floats out, and in again by the merge (3 % of the first at group 8).
-// Work of merge_segments: a block of head_dim threads per row and head, a column each.
+// floats out, and in again by the merge (at group 8 3 % of the first, with one-byte keys 6 %).
 // Assumes: head_dim is a multiple of 16; block_size a power of two.
 #pragma once
 
@@ -14,29 +13,11 @@
 
 namespace llmsrv::cuda {
 
-// What a segment leaves of a row: [partial][heads], partial = range.first_partial + segment * row_count + token, where
-// segment counts from the first that any row of the range sees.
-struct SegmentPartials {
-  float* out = nullptr;     // [partials, heads, head_dim], not divided by the sum
-  float* maxima = nullptr;  // [partials, heads]
-  float* sums = nullptr;    // [partials, heads]
-};
+template <typename T, typename Kv, int kDim>
+constexpr std::size_t kSegmentSharedBytes =
+    kTileRows * kPitch<T, kDim> * sizeof(T) + 2 * sizeof(KvTile<Kv, kDim, kDim>);
 
-struct SegmentsOfRange {
-  int first;
-  int count;
-};
-__host__ __device__ inline SegmentsOfRange segments_of(const RangeOnDevice& range, int window) {
-  const int first_position = range.context_len - range.row_count;
-  const int first_key = first_position >= window ? first_position - window + 1 : 0;
-  const int first = first_key / kSegmentKeys;
-  return {first, ceil_div(range.context_len, kSegmentKeys) - first};
-}
-
-template <int kDim>
-constexpr std::size_t kSegmentSharedBytes = (kTileRows + 4 * kTileKeys) * kPitch<kDim> * sizeof(Bf16);
-
-template <int kDim>
+template <typename Kv, int kDim>
 __device__ inline void store_partial(const TileOfRows& tile, const SegmentPartials& partials, int heads, int segment,
                                      const RowState<kDim>& state) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
@@ -44,14 +25,9 @@ __device__ inline void store_partial(const TileOfRows& tile, const SegmentPartia
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + half * 8;
     if (!tile.holds(row)) continue;
-    const auto partial =
-        static_cast<std::size_t>(tile.range.first_partial + segment * tile.range.row_count + tile.token(row));
-    const std::size_t at = partial * static_cast<std::size_t>(heads) + static_cast<std::size_t>(tile.head(row));
-    float* out = partials.out + at * kDim + lane % 4 * 2;
-    LLMSRV_UNROLL
-    for (int n = 0; n < kDim / 8; ++n) {
-      *reinterpret_cast<float2*>(out + n * 8) = {state.out[n][half * 2], state.out[n][half * 2 + 1]};
-    }
+    const std::size_t at = SegmentPartials::index(tile.range, segment, tile.token(row), heads, tile.head(row));
+    float* out = partials.out + at * kDim;
+    for_each_pair<Kv>(state, half, [&](int col, float a, float b) { *reinterpret_cast<float2*>(out + col) = {a, b}; });
     if (lane % 4 == 0) {
       partials.maxima[at] = state.max[half];
       partials.sums[at] = state.sum[half];
@@ -59,14 +35,12 @@ __device__ inline void store_partial(const TileOfRows& tile, const SegmentPartia
   }
 }
 
-template <int kDim>
+template <typename T, typename Kv, int kDim>
 __global__ void __launch_bounds__(kWarpThreads, 1)
-    attend_segment_kernel(const AttentionParams p, const SegmentPartials partials) {
+    attend_segment_kernel(const AttentionParams<T, Kv> p, const SegmentPartials partials) {
   LLMSRV_DYNAMIC_SHARED(shared);
-  constexpr int kTileElements = kTileKeys * kPitch<kDim>;
-  Bf16* queries = reinterpret_cast<Bf16*>(shared);
-  Bf16* keys = queries + kTileRows * kPitch<kDim>;  // [2][kTileKeys][kPitch]
-  Bf16* values = keys + 2 * kTileElements;
+  T* queries = reinterpret_cast<T*>(shared);
+  auto* kv = reinterpret_cast<KvTile<Kv, kDim, kDim>*>(queries + kTileRows * kPitch<T, kDim>);  // [2]
   const int kv_heads = p.cache.kv_heads;
   const TileOfRows tile{p.ranges[blockIdx.z], static_cast<int>(blockIdx.y) / kv_heads * kTileRows, p.heads / kv_heads,
                         static_cast<int>(blockIdx.y) % kv_heads, p.window};
@@ -83,9 +57,8 @@ __global__ void __launch_bounds__(kWarpThreads, 1)
   const int end = min(begin + kSegmentKeys, tile.range.context_len);
   const int tiles = ceil_div(end - begin, kTileKeys);
   const auto load = [&](int index) {
-    const int stage = index % 2;
-    load_tile<kDim, kDim>(p.cache, blocks, tile.kv_head, begin + index * kTileKeys, tile.first_key(0), end, 0,
-                          kWarpThreads, keys + stage * kTileElements, values + stage * kTileElements);
+    load_tile(p.cache, blocks, tile.kv_head, begin + index * kTileKeys, tile.first_key(0), end, 0, kWarpThreads,
+              kv[index % 2]);
   };
 
   RowState<kDim> state;
@@ -98,36 +71,11 @@ __global__ void __launch_bounds__(kWarpThreads, 1)
     commit_copies();
     wait_for_copies<1>();
     __syncwarp();  // the other lanes' copies of this tile are there
-    const int stage = index % 2;
-    attend_tile<kDim, kDim>(p, queries, keys + stage * kTileElements, values + stage * kTileElements, first, last,
-                            begin + index * kTileKeys, state);
+    attend_tile(p, queries, kv[index % 2], first, last, begin + index * kTileKeys, state);
     __syncwarp();  // all lanes have read the tile that the next load overwrites
   }
   finish_segment(state);
-  store_partial<kDim>(tile, partials, p.heads, segment, state);
-}
-
-// Grid: (heads, rows of the range with most, ranges).
-template <int kDim>
-__global__ void __launch_bounds__(kDim) merge_segments_kernel(const AttentionParams p, const SegmentPartials partials) {
-  const RangeOnDevice range = p.ranges[blockIdx.z];
-  const int token = static_cast<int>(blockIdx.y);
-  if (token >= range.row_count) return;
-  const int segments = segments_of(range, p.window).count;
-  const int col = static_cast<int>(threadIdx.x);
-  const auto heads = static_cast<std::size_t>(p.heads);
-  float max = kNothingSeen;
-  float sum = 0.0f;
-  float total = 0.0f;
-  for (int segment = 0; segment < segments; ++segment) {
-    const auto partial = static_cast<std::size_t>(range.first_partial + segment * range.row_count + token);
-    const std::size_t at = partial * heads + blockIdx.x;
-    const MergeFactors factors = merge_maxima(max, partials.maxima[at]);
-    sum = merge(sum, partials.sums[at], factors);
-    total = merge(total, partials.out[at * kDim + static_cast<std::size_t>(col)], factors);
-  }
-  const auto row = static_cast<std::size_t>(range.first_row + token);
-  p.out[(row * heads + blockIdx.x) * kDim + static_cast<std::size_t>(col)] = from_float<Bf16>(total / sum);
+  store_partial<Kv>(tile, partials, p.heads, segment, state);
 }
 
 }  // namespace llmsrv::cuda

@@ -1,46 +1,12 @@
-// What both attention kernels share: 16 rows of queries against kTileKeys keys on tensor cores, and how the parts of a
-// row's context are put together.
-//
-// A row is a token and a query head; the heads that share a key head are packed into one tile of rows. The keys of a
-// sequence are cut into segments of kSegmentKeys at fixed positions. A row's softmax runs through a segment tile by
-// tile and starts anew at the next one; segments are merged in ascending order. So the bits of a row follow from its
-// own context alone, whether its keys were read by one block or by many: a token that is computed in a prompt's chunk,
-// decoded, or computed again after a preemption gives the same result.
-// That tiles without a visible key change nothing rests on exact steps: 2^0 = 1, x * 1 = x, x + 0 = x.
+// What both attention kernels on tensor cores share: 16 rows of queries against kTileKeys keys. A row is a token and a
+// query head; the heads that share a key head are packed into one tile of rows.
 #pragma once
 
-#include "cuda/kernels/kv_layout.cuh"
+#include "cuda/kernels/attention_context.cuh"
 
 namespace llmsrv::cuda {
 
 constexpr int kTileRows = 16;
-constexpr int kTileKeys = 32;
-constexpr int kSegmentKeys = 256;
-constexpr float kNothingSeen = -1e30f;  // the largest score of no key at all; finite, so that differences are no NaN
-constexpr float kLog2E = 1.4426950408889634f;
-
-// One sequence's rows in a step, in device memory.
-struct RangeOnDevice {
-  std::int32_t first_row;      // in the step
-  std::int32_t row_count;      // row i is at position context_len - row_count + i
-  std::int32_t context_len;    // this step's rows included
-  std::int32_t first_block;    // in block_ids
-  std::int32_t first_partial;  // of this range, in units of (row, segment); see SegmentPartials
-};
-
-struct AttentionParams {
-  const Bf16* queries = nullptr;  // row t starts at t * query_stride: [heads * head_dim] and more
-  int query_stride = 0;
-  Bf16* out = nullptr;  // [rows, heads * head_dim]
-  KvLayout<Bf16> cache;
-  const RangeOnDevice* ranges = nullptr;
-  const std::int32_t* block_ids = nullptr;
-  int heads = 0;
-  float scale = 1.0f;
-  int window = 0x7fffffff;  // tokens a row sees, itself included
-  float soft_cap = 0.0f;    // only where has_soft_cap
-  bool has_soft_cap = false;
-};
 
 // The rows of a tile in their sequence. Row r of the tile is token r / group, head r % group of the key head's queries.
 struct TileOfRows {
@@ -65,11 +31,27 @@ struct TileOfRows {
   }
 };
 
-// Elements of a row in shared memory: the gap keeps the eight rows of a matrix load in different banks.
-template <int kDim>
-constexpr int kPitch = kDim + 8;
+// Elements from one row in shared memory to the next: an odd number of 16 bytes, so that the eight rows of a matrix
+// load are in different banks.
+template <typename T, int kDim>
+constexpr int kPitch = static_cast<int>((kDim * sizeof(T) / 16 | 1) * 16 / sizeof(T));
 
-// A lane's part of 16 rows: of rows lane / 4 and lane / 4 + 8, in the layout of multiply_add's result.
+// kTileKeys keys and kCols columns of their values in shared memory, as the cache holds them.
+template <typename Kv>
+struct TileScales {};
+template <typename Kv>
+  requires kIsScaled<Kv>
+struct TileScales<Kv> {
+  float2 scales[kTileKeys];  // of key and value
+};
+template <typename Kv, int kDim, int kCols>
+struct alignas(16) KvTile : TileScales<Kv> {
+  Kv keys[kTileKeys * kPitch<Kv, kDim>];
+  Kv values[kTileKeys * kPitch<Kv, kCols>];
+};
+
+// A lane's part of 16 rows: of rows lane / 4 and lane / 4 + 8, in the layout of multiply_add's result; which columns
+// these are says for_each_pair().
 template <int kCols>
 struct RowState {
   float out[kCols / 8][4];
@@ -87,63 +69,129 @@ struct RowState {
   }
 };
 
-// Adds a part with its own maximum to what was seen before: total = total * before + part * now.
-struct MergeFactors {
-  float before;
-  float now;
-};
-__device__ inline MergeFactors merge_maxima(float& max, float part_max) {
-  const float together = fmaxf(max, part_max);
-  const MergeFactors factors{exp2_fast(max - together), exp2_fast(part_max - together)};
-  max = together;
-  return factors;
+// Calls f(column, a, b) with the result of columns `column` and the next one, for all that this lane has of a row.
+template <typename Kv, int kCols, typename F>
+__device__ inline void for_each_pair(const RowState<kCols>& state, int half, const F& f) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int n = 0; n < kCols / 8; ++n) {
+    if constexpr (kIsScaled<Kv>) {  // as add_values() leaves them
+      const int i = half * 2 + n % 2;
+      f(n / 2 * 16 + lane % 4 * 4 + n % 2 * 2, state.out[n / 2 * 2][i], state.out[n / 2 * 2 + 1][i]);
+    } else {
+      f(n * 8 + lane % 4 * 2, state.out[n][half * 2], state.out[n][half * 2 + 1]);
+    }
+  }
 }
-__device__ inline float merge(float total, float part, const MergeFactors& factors) {
-  return __fmaf_rn(part, factors.now, __fmul_rn(total, factors.before));
+
+// Products of 16 queries and kTileKeys keys over 16 elements from `d` on, added to `scores`.
+template <int kDim, typename T>
+__device__ inline void multiply_keys(const T* queries, const T* keys, int d, float (&scores)[kTileKeys / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  std::uint32_t a[4];
+  load_matrices<false>(a, queries + lane % 16 * kPitch<T, kDim> + d + lane / 16 * 8);
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 16; ++n) {
+    std::uint32_t b[4];
+    load_matrices<false>(b, keys + (n * 16 + lane % 8 + lane / 16 * 8) * kPitch<T, kDim> + d + lane / 8 % 2 * 8);
+    multiply_add<T>(scores[n * 2], a, {b[0], b[1]});
+    multiply_add<T>(scores[n * 2 + 1], a, {b[2], b[3]});
+  }
+}
+
+// The same with one-byte keys. A lane gets four neighbouring elements of a key; where a multiplication expects columns
+// t, t + 1 and t + 8, t + 9 it gets elements 0, 2 and 1, 3 of the four, of queries and keys alike.
+template <int kDim, typename T, typename Kv>
+  requires kIsScaled<Kv>
+__device__ inline void multiply_keys(const T* queries, const Kv* keys, int d, float (&scores)[kTileKeys / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  const T* query = queries + lane / 4 * kPitch<T, kDim> + d + lane % 4 * 4;
+  const uint2 low = *reinterpret_cast<const uint2*>(query);
+  const uint2 high = *reinterpret_cast<const uint2*>(query + 8 * kPitch<T, kDim>);
+  const std::uint32_t a[4] = {__byte_perm(low.x, low.y, 0x5410), __byte_perm(high.x, high.y, 0x5410),
+                              __byte_perm(low.x, low.y, 0x7632), __byte_perm(high.x, high.y, 0x7632)};
+  std::uint32_t b[4];
+  load_matrices<false>(b, keys + lane * kPitch<Kv, kDim> + d);
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    multiply_add<T>(scores[n], a, {widen_pair<Kv, T>(b[n] << 8), widen_pair<Kv, T>(b[n])});
+  }
 }
 
 // Scores of kTileKeys keys in units of log2, masked keys at kNothingSeen.
-template <int kDim>
-__device__ inline void score_tile(const AttentionParams& p, const Bf16* queries, const Bf16* keys,
-                                  const int (&first)[2], const int (&last)[2], int first_key,
-                                  float (&scores)[kTileKeys / 8][4]) {
+template <typename T, typename Kv, int kDim, int kCols>
+__device__ inline void score_tile(const AttentionParams<T, Kv>& p, const T* queries,
+                                  const KvTile<Kv, kDim, kCols>& tile, const int (&first)[2], const int (&last)[2],
+                                  int first_key, float (&scores)[kTileKeys / 8][4]) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   LLMSRV_UNROLL
   for (int n = 0; n < kTileKeys / 8; ++n) {
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
   }
-  LLMSRV_UNROLL
-  for (int d = 0; d < kDim; d += 16) {
-    std::uint32_t a[4];
-    load_matrices<false>(a, queries + lane % 16 * kPitch<kDim> + d + lane / 16 * 8);
-    LLMSRV_UNROLL
-    for (int n = 0; n < kTileKeys / 16; ++n) {
-      std::uint32_t b[4];
-      load_matrices<false>(b, keys + (n * 16 + lane % 8 + lane / 16 * 8) * kPitch<kDim> + d + lane / 8 % 2 * 8);
-      multiply_add(scores[n * 2], a, {b[0], b[1]});
-      multiply_add(scores[n * 2 + 1], a, {b[2], b[3]});
-    }
-  }
+  LLMSRV_UNROLL_BY_4  // more at once needs more registers than there are at head_dim 256
+  for (int d = 0; d < kDim; d += 16) multiply_keys<kDim>(queries, tile.keys, d, scores);
   LLMSRV_UNROLL
   for (int n = 0; n < kTileKeys / 8; ++n) {
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
-      float score = scores[n][i] * p.scale;
-      if (p.has_soft_cap) score = p.soft_cap * tanhf(score / p.soft_cap);
-      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? score * kLog2E : kNothingSeen;
+      const int in_tile = n * 8 + lane % 4 * 2 + i % 2;
+      const int key = first_key + in_tile;
+      if constexpr (kIsScaled<Kv>) scores[n][i] *= tile.scales[in_tile].x;
+      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
+    }
+  }
+}
+
+// What weights become before they meet the values. A weight times a value's scale may be too small for Half.
+template <typename T, typename Kv>
+using WeightOf = std::conditional_t<kIsScaled<Kv>, Bf16, T>;
+
+// state.out += weights * values of a tile, keys in ascending order.
+template <typename T, int kCols>
+__device__ inline void add_values(const std::uint32_t (&weights)[kTileKeys / 16][4], const T* values,
+                                  RowState<kCols>& state) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int k = 0; k < kTileKeys / 16; ++k) {
+    LLMSRV_UNROLL
+    for (int n = 0; n < kCols / 16; ++n) {
+      std::uint32_t b[4];
+      load_matrices<true>(b, values + (k * 16 + lane % 16) * kPitch<T, kCols> + n * 16 + lane / 16 * 8);
+      multiply_add<T>(state.out[n * 2], weights[k], {b[0], b[1]});
+      multiply_add<T>(state.out[n * 2 + 1], weights[k], {b[2], b[3]});
+    }
+  }
+}
+
+// The same of one-byte values. A lane gets two neighbouring columns of two keys; even columns make one multiplication,
+// odd ones the next.
+template <typename T, int kCols, typename Kv>
+  requires kIsScaled<Kv>
+__device__ inline void add_values(const std::uint32_t (&weights)[kTileKeys / 16][4], const Kv* values,
+                                  RowState<kCols>& state) {
+  using W = WeightOf<T, Kv>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int n = 0; n < kCols / 16; ++n) {
+    std::uint32_t b[4];
+    load_matrices<true>(b, values + lane * kPitch<Kv, kCols> + n * 16);
+    LLMSRV_UNROLL
+    for (int k = 0; k < kTileKeys / 16; ++k) {
+      multiply_add<W>(state.out[n * 2], weights[k],
+                      {widen_pair<Kv, W>(b[k * 2] << 8), widen_pair<Kv, W>(b[k * 2 + 1] << 8)});
+      multiply_add<W>(state.out[n * 2 + 1], weights[k], {widen_pair<Kv, W>(b[k * 2]), widen_pair<Kv, W>(b[k * 2 + 1])});
     }
   }
 }
 
 // One tile of keys: scores, softmax and the weighted sum of kCols columns of the values.
-template <int kDim, int kCols>
-__device__ inline void attend_tile(const AttentionParams& p, const Bf16* queries, const Bf16* keys, const Bf16* values,
-                                   const int (&first)[2], const int (&last)[2], int first_key, RowState<kCols>& state) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+template <typename T, typename Kv, int kDim, int kCols>
+__device__ inline void attend_tile(const AttentionParams<T, Kv>& p, const T* queries,
+                                   const KvTile<Kv, kDim, kCols>& tile, const int (&first)[2], const int (&last)[2],
+                                   int first_key, RowState<kCols>& state) {
   float scores[kTileKeys / 8][4];
-  score_tile<kDim>(p, queries, keys, first, last, first_key, scores);
+  score_tile(p, queries, tile, first, last, first_key, scores);
   LLMSRV_UNROLL
   for (int half = 0; half < 2; ++half) {
     float max = state.max[half];
@@ -153,7 +201,7 @@ __device__ inline void attend_tile(const AttentionParams& p, const Bf16* queries
     max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
     const float factor = exp2_fast(state.max[half] - max);
     state.max[half] = max;
-    state.sum[half] *= factor;
+    state.sum[half] = __fmul_rn(state.sum[half], factor);
     LLMSRV_UNROLL
     for (int n = 0; n < kCols / 8; ++n) {
       state.out[n][half * 2] *= factor;
@@ -169,19 +217,18 @@ __device__ inline void attend_tile(const AttentionParams& p, const Bf16* queries
       }
     }
   }
+  std::uint32_t weights[kTileKeys / 16][4];
   LLMSRV_UNROLL
-  for (int k = 0; k < kTileKeys / 16; ++k) {
-    const std::uint32_t weights[4] = {
-        pack_pair(scores[2 * k][0], scores[2 * k][1]), pack_pair(scores[2 * k][2], scores[2 * k][3]),
-        pack_pair(scores[2 * k + 1][0], scores[2 * k + 1][1]), pack_pair(scores[2 * k + 1][2], scores[2 * k + 1][3])};
-    LLMSRV_UNROLL
-    for (int n = 0; n < kCols / 16; ++n) {
-      std::uint32_t b[4];
-      load_matrices<true>(b, values + (k * 16 + lane % 16) * kPitch<kCols> + n * 16 + lane / 16 * 8);
-      multiply_add(state.out[n * 2], weights, {b[0], b[1]});
-      multiply_add(state.out[n * 2 + 1], weights, {b[2], b[3]});
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    if constexpr (kIsScaled<Kv>) {
+      const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+      LLMSRV_UNROLL
+      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.scales[n * 8 + lane % 4 * 2 + i % 2].y;
     }
+    weights[n / 2][n % 2 * 2] = pack_pair<WeightOf<T, Kv>>(scores[n][0], scores[n][1]);
+    weights[n / 2][n % 2 * 2 + 1] = pack_pair<WeightOf<T, Kv>>(scores[n][2], scores[n][3]);
   }
+  add_values<T>(weights, tile.values, state);
 }
 
 // The sum over the four lanes of a row, in each of them.
@@ -197,44 +244,51 @@ __device__ inline void finish_segment(RowState<kCols>& state) {
 // Starts the copies of kTileKeys keys and of kCols columns of their values from the cache into shared memory, by
 // `threads` threads of whole warps. Keys outside [begin, end) become zeros: what stands there was never written, and
 // 0 * NaN would be NaN.
-template <int kDim, int kCols>
-__device__ inline void load_tile(const KvLayout<Bf16>& cache, const std::int32_t* blocks, int kv_head, int first_key,
-                                 int begin, int end, int first_col, int threads, Bf16* keys, Bf16* values) {
+template <typename Kv, int kDim, int kCols>
+__device__ inline void load_tile(const KvLayout<Kv>& cache, const std::int32_t* blocks, int kv_head, int first_key,
+                                 int begin, int end, int first_col, int threads, KvTile<Kv, kDim, kCols>& tile) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const int mine = first_key + lane;  // each lane looks one key up for its warp
-  const std::size_t my_key = mine >= begin && mine < end ? cache.key_of(blocks, kv_head, mine) : std::size_t{0};
-  constexpr int kKeyChunks = kDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kKeyChunks; i += threads) {
-    const int row = i / kKeyChunks;
-    const int col = i % kKeyChunks * 8;
-    const bool wanted = first_key + row >= begin && first_key + row < end;
-    copy_async_16(keys + row * kPitch<kDim> + col, cache.data + __shfl_sync(kAllLanes, my_key, row) + col, wanted);
-  }
-  constexpr int kValueChunks = kCols / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kValueChunks; i += threads) {
-    const int row = i / kValueChunks;
-    const int col = i % kValueChunks * 8;
-    const bool wanted = first_key + row >= begin && first_key + row < end;
-    copy_async_16(values + row * kPitch<kCols> + col,
-                  cache.data + cache.half_block() + __shfl_sync(kAllLanes, my_key, row) + first_col + col, wanted);
+  const bool is_mine_wanted = mine >= begin && mine < end;
+  const std::size_t my_key = is_mine_wanted ? cache.key_of(blocks, kv_head, mine) : std::size_t{0};
+  const auto load_rows = [&](const Kv* from, Kv* to, auto cols) {
+    constexpr int kElements = 16 / sizeof(Kv);
+    constexpr int kChunks = decltype(cols)::value / kElements;
+    for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kChunks; i += threads) {
+      const int row = i / kChunks;
+      const int col = i % kChunks * kElements;
+      const bool wanted = first_key + row >= begin && first_key + row < end;
+      copy_async_16(to + row * kPitch<Kv, decltype(cols)::value> + col,
+                    from + __shfl_sync(kAllLanes, my_key, row) + col, wanted);
+    }
+  };
+  load_rows(cache.data, tile.keys, std::integral_constant<int, kDim>{});
+  load_rows(cache.data + cache.half_block() + first_col, tile.values, std::integral_constant<int, kCols>{});
+  if constexpr (kIsScaled<Kv>) {
+    if (static_cast<int>(threadIdx.x) >= kTileKeys) return;
+    const float2* scales =
+        is_mine_wanted ? cache.scales_of(blocks, kv_head, mine) : reinterpret_cast<const float2*>(cache.data);
+    copy_async_8(&tile.scales[lane], scales, is_mine_wanted);
   }
 }
 
 // Starts the copies of `rows` rows of queries; rows that the tile does not hold become zeros.
-template <int kDim>
-__device__ inline void load_queries(const AttentionParams& p, const TileOfRows& tile, int rows, int threads, Bf16* to) {
-  constexpr int kChunks = kDim / 8;
+template <int kDim, typename T, typename Kv>
+__device__ inline void load_queries(const AttentionParams<T, Kv>& p, const TileOfRows& tile, int rows, int threads,
+                                    T* to) {
+  constexpr int kElements = 16 / sizeof(T);
+  constexpr int kChunks = kDim / kElements;
   for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += threads) {
     const int row = i / kChunks;
-    const int col = i % kChunks * 8;
+    const int col = i % kChunks * kElements;
     const bool wanted = tile.holds(row);
-    const Bf16* from = p.queries;
+    const T* from = p.queries;
     if (wanted) {
       from +=
           static_cast<std::size_t>(tile.range.first_row + tile.token(row)) * static_cast<std::size_t>(p.query_stride) +
           static_cast<std::size_t>(tile.head(row) * kDim + col);
     }
-    copy_async_16(to + row * kPitch<kDim> + col, from, wanted);
+    copy_async_16(to + row * kPitch<T, kDim> + col, from, wanted);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace llmsrv::cuda {
@@ -32,6 +33,7 @@ struct Grid {
 #define LLMSRV_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define LLMSRV_SHARED(type, name, count) __shared__ type name[count]
 #define LLMSRV_UNROLL _Pragma("unroll")
+#define LLMSRV_UNROLL_BY_4 _Pragma("unroll 4")
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
@@ -41,6 +43,12 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* memory) {
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool wanted) {
   const int bytes = wanted ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+// The same of 8 bytes.
+__device__ __forceinline__ void copy_async_8(void* to, const void* from, bool wanted) {
+  const int bytes = wanted ? 8 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -67,15 +75,24 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&registers)[4], con
   }
 }
 
-// d += a b: a [16, 16] by rows, b [16, 8] by columns, bf16 with float sums. With g = lane / 4, t = 2 (lane % 4):
+// d += a b: a [16, 16] by rows, b [16, 8] by columns, both Bf16 or Half; sums are floats. With g = lane / 4,
+// t = 2 (lane % 4):
 //   a: rows g, g + 8, g, g + 8; columns t, t + 1 (registers 0, 1) and t + 8, t + 9 (registers 2, 3)
 //   b: column g; rows t, t + 1 (register 0) and t + 8, t + 9 (register 1)
 //   d: row g: columns t, t + 1; row g + 8: the same
+template <typename T = Bf16>
 __device__ __forceinline__ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  if constexpr (std::is_same_v<T, Bf16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
 }
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -84,15 +101,23 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return result;
 }
 
-// a - b of two pairs of bf16.
+// a - b and a b of two pairs of Bf16 or Half.
+template <typename T>
+using Pair = std::conditional_t<std::is_same_v<T, Bf16>, __nv_bfloat162, __half2>;
+template <typename T = Bf16>
 __device__ __forceinline__ std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
-  const __nv_bfloat162 difference =
-      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  const Pair<T> difference = __hsub2(*reinterpret_cast<const Pair<T>*>(&a), *reinterpret_cast<const Pair<T>*>(&b));
   return *reinterpret_cast<const std::uint32_t*>(&difference);
+}
+template <typename T>
+__device__ __forceinline__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  const Pair<T> product = __hmul2(*reinterpret_cast<const Pair<T>*>(&a), *reinterpret_cast<const Pair<T>*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&product);
 }
 
 __device__ __forceinline__ Half half_of_bits(std::uint16_t bits) { return __ushort_as_half(bits); }
 __device__ __forceinline__ std::uint16_t bits_of(Bf16 value) { return __bfloat16_as_ushort(value); }
+__device__ __forceinline__ std::uint16_t bits_of(Half value) { return __half_as_ushort(value); }
 
 template <typename... P, typename... A>
 void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... arguments) {
@@ -116,9 +141,13 @@ void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... argume
   auto& name = *static_cast<type(*)[count]>( \
       ::llmsrv::emulation::static_shared(&name##_key, sizeof(type[count]), alignof(type)))
 #define LLMSRV_UNROLL
+#define LLMSRV_UNROLL_BY_4
 
 inline void copy_async_16(void* to, const void* from, bool wanted, LLMSRV_HERE) {
   emulation::copy_async(to, from, 16, wanted, location);
+}
+inline void copy_async_8(void* to, const void* from, bool wanted, LLMSRV_HERE) {
+  emulation::copy_async(to, from, 8, wanted, location);
 }
 inline void commit_copies() { emulation::commit_copies(); }
 template <int kGroups>
@@ -146,7 +175,11 @@ void load_matrices(std::uint32_t (&registers)[4], const void* row, LLMSRV_HERE) 
   }
 }
 
-inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], LLMSRV_HERE) {
+inline float half_or_bf16(std::uint16_t bits, Half) { return f16_to_float(bits); }
+inline float half_or_bf16(std::uint16_t bits, Bf16) { return bf16_to_float(bits); }
+
+template <typename T = Bf16>
+void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], LLMSRV_HERE) {
   const std::uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
   unsigned arrived;
   const emulation::Slot* slots =
@@ -155,7 +188,7 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::
   const auto element = [&](int lane, int index, int half) {
     std::uint32_t word;
     std::memcpy(&word, slots[lane].bytes + 4 * index, sizeof word);
-    return std::bit_cast<float>(half ? word & 0xffff0000u : word << 16);
+    return half_or_bf16(static_cast<std::uint16_t>(word >> 16 * half), T{});
   };
   const int lane = static_cast<int>(emulation::context->current->lane);
   for (int i = 0; i < 4; ++i) {
@@ -171,16 +204,28 @@ inline void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }
-inline std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+template <typename T, typename F>
+std::uint32_t each_of_pair(std::uint32_t a, std::uint32_t b, const F& f) {
   std::uint32_t result = 0;
   for (int half = 0; half < 32; half += 16) {
-    const auto value = [&](std::uint32_t pair) { return bf16_to_float(static_cast<std::uint16_t>(pair >> half)); };
-    result |= static_cast<std::uint32_t>(float_to_bf16(value(a) - value(b))) << half;
+    const auto value = [&](std::uint32_t pair) { return half_or_bf16(static_cast<std::uint16_t>(pair >> half), T{}); };
+    const float each = f(value(a), value(b));
+    const std::uint16_t bits = std::is_same_v<T, Bf16> ? float_to_bf16(each) : float_to_f16(each);
+    result |= static_cast<std::uint32_t>(bits) << half;
   }
   return result;
 }
+template <typename T = Bf16>
+std::uint32_t subtract_pairs(std::uint32_t a, std::uint32_t b) {
+  return each_of_pair<T>(a, b, [](float x, float y) { return x - y; });
+}
+template <typename T>
+std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  return each_of_pair<T>(a, b, [](float x, float y) { return x * y; });
+}
 inline Half half_of_bits(std::uint16_t bits) { return {bits}; }
 inline std::uint16_t bits_of(Bf16 value) { return value.bits; }
+inline std::uint16_t bits_of(Half value) { return value.bits; }
 
 template <typename... P, typename... A>
 void launch(void (*kernel)(P...), const Grid& grid, Stream, A&&... arguments) {
@@ -191,6 +236,7 @@ void launch(void (*kernel)(P...), const Grid& grid, Stream, A&&... arguments) {
 
 __host__ __device__ __forceinline__ float to_float(float value) { return value; }
 __host__ __device__ __forceinline__ float to_float(Bf16 value) { return __bfloat162float(value); }
+__host__ __device__ __forceinline__ float to_float(Half value) { return __half2float(value); }
 template <typename T>
 __host__ __device__ __forceinline__ T from_float(float value);
 template <>
@@ -202,9 +248,15 @@ __host__ __device__ __forceinline__ Bf16 from_float<Bf16>(float value) {
   return __float2bfloat16(value);
 }
 
-// Two bf16 in one register, the first in the low half.
+template <>
+__host__ __device__ __forceinline__ Half from_float<Half>(float value) {
+  return __float2half(value);
+}
+
+// Two of Bf16 or Half in one register, the first in the low half.
+template <typename T = Bf16>
 __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
-  return bits_of(__float2bfloat16(low)) | static_cast<std::uint32_t>(bits_of(__float2bfloat16(high))) << 16;
+  return bits_of(from_float<T>(low)) | static_cast<std::uint32_t>(bits_of(from_float<T>(high))) << 16;
 }
 
 // 16 bytes of elements: what one load or store moves.

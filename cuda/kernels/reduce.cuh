@@ -12,6 +12,13 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
+// The largest of a warp's values, in every lane.
+__device__ inline float warp_max(float value) {
+  LLMSRV_UNROLL
+  for (int step = kWarpThreads / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+
 // The sum of a block's values, in every thread. `partial`: shared memory, one float per warp, used by nothing else.
 // REQUIRES: all threads of a block of whole warps call it, once per kernel
 __device__ inline float block_sum(float value, float* partial) {

@@ -1,5 +1,6 @@
 // Norms each head of the queries and keys if weights are given, rotates it by the row's position, and stores keys and
-// values in the cache. Queries are changed in place; keys and values of the input are left as they were.
+// values in the cache, of one-byte types with a scale for each head of a row. Queries are changed in place; keys and
+// values of the input are left as they were.
 //   x'[i] = x[i] cos - x[i + d/2] sin;   x'[i + d/2] = x[i + d/2] cos + x[i] sin
 //
 // Work: one warp per row and head (of queries, keys and values), kRopeWarps to a block; a lane takes the pairs
@@ -71,6 +72,24 @@ struct LanePairs {
       to[i + half] = from_float<To>(high[j]);
     });
   }
+  // Stores numbers that stand for themselves times the scale, which it returns.
+  template <typename To>
+  __device__ float store_scaled(To* to, int half) const {
+    std::uint32_t largest = 0;
+    for_each(half, [&](int j, int) {
+      largest = max(largest, max(__float_as_uint(low[j]) & 0x7fffffffu, __float_as_uint(high[j]) & 0x7fffffffu));
+    });
+    LLMSRV_UNROLL
+    for (int step = kWarpThreads / 2; step > 0; step /= 2) {
+      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    }
+    const Scale scale = scale_for<To>(largest);
+    for_each(half, [&](int j, int i) {
+      to[i] = narrow<To>(__fmul_rn(low[j], scale.inverse));
+      to[i + half] = narrow<To>(__fmul_rn(high[j], scale.inverse));
+    });
+    return scale.scale;
+  }
 };
 
 template <typename T, typename Kv>
@@ -99,8 +118,16 @@ __global__ void __launch_bounds__(kRopeWarps* kWarpThreads) rope_store_kv_kernel
   }
   if (is_query) return pairs.store(x, half);
   const int kv_head = head - p.heads - (is_value ? kv_heads : 0);
-  Kv* slot = p.cache.data + p.cache.key_at(p.slot_blocks[row], kv_head, p.slot_offsets[row]);
-  pairs.store(is_value ? slot + p.cache.half_block() : slot, half);
+  const int block = p.slot_blocks[row];
+  const int offset = p.slot_offsets[row];
+  Kv* slot = p.cache.data + p.cache.key_at(block, kv_head, offset) + (is_value ? p.cache.half_block() : 0);
+  if constexpr (kIsScaled<Kv>) {
+    const float scale = pairs.store_scaled(slot, half);
+    float2* scales = p.cache.scales_at(block, kv_head, offset);
+    if (threadIdx.x % kWarpThreads == 0) (is_value ? scales->y : scales->x) = scale;
+  } else {
+    pairs.store(slot, half);
+  }
 }
 
 }  // namespace llmsrv::cuda

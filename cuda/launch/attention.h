@@ -1,8 +1,7 @@
 // Launches of paged attention. Each returns at once; errors of the launch throw. No ranges: no launch.
 #pragma once
 
-#include "cuda/kernels/attention_prefill.cuh"
-#include "cuda/kernels/attention_segments.cuh"
+#include "cuda/kernels/attention_context.cuh"
 
 namespace llmsrv::cuda {
 
@@ -14,11 +13,16 @@ struct AttentionGrid {
   int segments_max = 0;  // of a range, segments only
 };
 
+// Types: Bf16 queries over Bf16, Fp8 or Int8, Half over Half or Fp8, float over any.
+//
 // Few rows each, over contexts of any length. `partials` has room for segments * rows of each range.
-// Both throw std::invalid_argument for a head size without a kernel: 64, 80, 96, 128 and 256 have one.
-void attend_segments(const AttentionParams& params, const AttentionGrid& grid, const SegmentPartials& partials,
+// Both throw std::invalid_argument for a head size without a kernel: float queries take any up to 256, others 64, 80,
+// 96, 128 and 256. A row has the same bits from both.
+template <typename T, typename Kv>
+void attend_segments(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, const SegmentPartials& partials,
                      Stream stream);
 // Many rows each.
-void attend_prefill(const AttentionParams& params, const AttentionGrid& grid, Stream stream);
+template <typename T, typename Kv>
+void attend_prefill(const AttentionParams<T, Kv>& params, const AttentionGrid& grid, Stream stream);
 
 }  // namespace llmsrv::cuda

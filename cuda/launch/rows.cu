@@ -67,6 +67,14 @@ template void gated_mul(const GatedMulParams<Bf16>&, Gate, Stream);
 template void gather_rows(const GatherRowsParams<float>&, Stream);
 template void gather_rows(const GatherRowsParams<Bf16>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<float, float>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<float, Bf16>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<float, Half>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<float, Fp8>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<float, Int8>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<Bf16, Bf16>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<Bf16, Fp8>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<Bf16, Int8>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<Half, Half>&, Stream);
+template void rope_store_kv(const RopeStoreKvParams<Half, Fp8>&, Stream);
 
 }  // namespace llmsrv::cuda

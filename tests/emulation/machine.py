@@ -10,6 +10,14 @@ import numpy as np
 GUARD_ELEMENTS = 256
 # What a device may differ by in units of what the emulator may; bench/device/case_runner.py raises it there.
 TOLERANCE_FACTOR = 1.0
+# What stands in memory of each type where nothing was written: NaN, or the number that no kernel writes.
+POISON = {
+    "f32": np.float32(np.nan),
+    "f16": np.float16(np.nan),
+    "bf16": np.uint16(0x7FC0),
+    "fp8": np.uint8(0x7F),
+    "int8": np.int8(-128),
+}
 ORDERS = [("forward", 1), ("reverse", 1), ("shuffled", 1), ("shuffled", 2)]
 CASES = []  # every check of kernels: function(machine) raises when a result is wrong
 BARRIER_CASES = []  # those that are also run with barriers left out: each kernel in one of them
@@ -91,7 +99,7 @@ def from_bf16(bits) -> np.ndarray:
 
 def stored(values, dtype) -> np.ndarray:
     """Values as the kernels hold them, between guards of NaN: what is read beside them shows in the result."""
-    values = to_bf16(values) if dtype == "bf16" else np.asarray(values, np.float32)
+    values = to_bf16(values) if dtype == "bf16" else np.asarray(values, POISON[dtype].dtype)
     whole = poison(values.size + 2 * GUARD_ELEMENTS, dtype)
     inner = whole[GUARD_ELEMENTS:-GUARD_ELEMENTS].reshape(values.shape)
     inner[...] = values
@@ -106,24 +114,27 @@ def unwritten(shape, dtype) -> np.ndarray:
 
 def poison(count, dtype) -> np.ndarray:
     """NaN of the type, starting at a multiple of 64 bytes."""
-    item = 2 if dtype == "bf16" else 4
-    raw = np.empty(count * item + 64, np.uint8)
+    nothing = POISON[dtype]
+    raw = np.empty(count * nothing.itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    whole = raw[start : start + count * item].view(np.uint16 if item == 2 else np.float32)
-    whole[...] = 0x7FC0 if item == 2 else np.nan
+    whole = raw[start : start + count * nothing.itemsize].view(nothing.dtype)
+    whole[...] = nothing
     return whole
 
 
 def values_of(array) -> np.ndarray:
     """What a result means, in double precision; the guards beside it must be as they were."""
-    as_float = from_bf16 if array.dtype == np.uint16 else np.asarray
+    assert_guarded(array)
+    return (from_bf16(array) if array.dtype == np.uint16 else array).astype(np.float64)
+
+
+def assert_guarded(array):
     raw = array.base
     first = array.ctypes.data - raw.ctypes.data
-    guard_bytes = GUARD_ELEMENTS * array.itemsize
-    for start in (first - guard_bytes, first + array.nbytes):
-        guard = raw[start : start + guard_bytes].view(array.dtype)
-        assert np.isnan(as_float(guard)).all(), "something was written beside the result"
-    return as_float(array).astype(np.float64)
+    nothing = next(each for each in POISON.values() if each.dtype == array.dtype)
+    guard = np.full(GUARD_ELEMENTS, nothing).tobytes()
+    for start in (first - len(guard), first + array.nbytes):
+        assert raw[start : start + len(guard)].tobytes() == guard, "something was written beside the result"
 
 
 def assert_near(actual, expected, absolute, relative=0.0):

@@ -1,10 +1,14 @@
 """The kernels that work row by row, against NumPy in double precision."""
 
 import numpy as np
-from machine import assert_near, from_bf16, kernel_case, stored, unwritten, values_of
+from caches import LARGEST, MEANING, Cache, nearest_bytes
+from machine import assert_near, from_bf16, further_case, kernel_case, stored, unwritten, values_of
 
 ROWS_AND_COLS = [(1, 8), (3, 40), (2, 1000), (1, 2048), (2, 2312)]
 TOLERANCE = {"f32": (3e-6, 1e-6), "bf16": (1e-6, 2.0**-8)}
+ROTATED = TOLERANCE | {"f16": (1e-6, 2.0**-11)}
+CACHES = [("f32", cache) for cache in ("f32", "bf16", "f16", "fp8", "int8")]
+CACHES += [("bf16", "bf16"), ("bf16", "fp8"), ("bf16", "int8"), ("f16", "f16"), ("f16", "fp8")]
 
 
 def numbers(rng, *shape):
@@ -91,12 +95,14 @@ def rotated(x, cos, sin):
 @kernel_case
 def rope_store_kv(machine):
     rng = np.random.default_rng(5)
-    for dtype in TOLERANCE:
-        for heads, kv_heads, dim, norms in [(4, 2, 64, False), (3, 1, 80, True), (2, 2, 256, True), (5, 1, 96, False)]:
-            check_rope_store_kv(machine, rng, dtype, (heads, kv_heads, dim), norms)
+    shapes = [(4, 2, 64, False), (3, 1, 80, True), (2, 2, 256, True), (5, 1, 96, False), (2, 1, 6, True)]
+    for dtype, cache_dtype in CACHES:
+        for heads, kv_heads, dim, norms in shapes:
+            check_rope_store_kv(machine, rng, (dtype, cache_dtype), (heads, kv_heads, dim), norms)
 
 
-def check_rope_store_kv(machine, rng, dtype, shape, norms):
+def check_rope_store_kv(machine, rng, dtypes, shape, norms):
+    dtype, cache_dtype = dtypes
     heads, kv_heads, dim = shape
     rows, blocks, block_size = 3, 4, 8
     qkv = stored(numbers(rng, rows, (heads + 2 * kv_heads) * dim), dtype)
@@ -106,11 +112,11 @@ def check_rope_store_kv(machine, rng, dtype, shape, norms):
     weights = [stored(numbers(rng, dim), "f32") if norms else None for _ in range(2)]
     positions = np.array([0, 39, 17], np.int32)
     slots = np.array([[3, 0], [0, 7], [1, 5]], np.int32)
-    cache = unwritten((blocks, 2, kv_heads, block_size, dim), dtype)
+    cache = Cache(blocks, kv_heads, block_size, dim, cache_dtype)
     machine.run(
-        "rope_store_kv", {"qkv": qkv, "cache": cache}, query_norm=weights[0], key_norm=weights[1], eps=1e-6,
-        cos=cos, sin=sin, positions=positions, slot_blocks=slots[:, 0].copy(), slot_offsets=slots[:, 1].copy(),
-        heads=heads,
+        "rope_store_kv", {"qkv": qkv, "cache": cache.memory}, kv_shape=cache.shape, query_norm=weights[0],
+        key_norm=weights[1], eps=1e-6, cos=cos, sin=sin, positions=positions, slot_blocks=slots[:, 0].copy(),
+        slot_offsets=slots[:, 1].copy(), heads=heads,
     )  # fmt: skip
 
     queries, keys, values = np.split(before, [heads, heads + kv_heads], axis=1)
@@ -119,17 +125,55 @@ def check_rope_store_kv(machine, rng, dtype, shape, norms):
         keys = normed(keys, as_read(weights[1]), 1e-6)
     turns = [as_read(table)[positions][:, None] for table in (cos, sin)]
     after = values_of(qkv).reshape(rows, -1, dim)
-    absolute, relative = TOLERANCE[dtype]
-    assert_near(after[:, :heads], rotated(queries, *turns), absolute, relative)
+    assert_near(after[:, :heads], rotated(queries, *turns), *ROTATED[dtype])
     assert np.array_equal(after[:, heads:], before[:, heads:])
-    expected = np.full(cache.shape, np.nan)
+    expected = np.full((blocks, 2, kv_heads, block_size, dim), np.nan)
     for row, (block, offset) in enumerate(slots):
         expected[block, 0, :, offset] = rotated(keys, *turns)[row]
         expected[block, 1, :, offset] = values[row]
+    held = cache.read()
     written = ~np.isnan(expected)
-    actual = values_of(cache)
-    assert np.array_equal(np.isnan(actual), ~written), "other slots were written"
-    assert_near(actual[written], expected[written], absolute, relative)
+    assert np.array_equal(np.isnan(held), ~written), "other slots were written"
+    if cache_dtype in MEANING:
+        check_scaled(cache, expected)
+    else:
+        assert_near(held[written], expected[written], *ROTATED[cache_dtype])
+
+
+def check_scaled(cache, expected):
+    """Each number is the nearest one of its type, under the scale that takes the largest to the type's own."""
+    written = ~np.isnan(expected[..., 0])
+    exact = expected[written]  # [vectors, head_dim]
+    scales = np.moveaxis(cache.scales, -1, 1)[written].astype(np.float64)
+    assert_near(scales, np.abs(exact).max(axis=-1) / LARGEST[cache.dtype], 0.0, 2e-6)
+    targets = exact / scales[:, None]
+    numbers = MEANING[cache.dtype]
+    stored_numbers = numbers[cache.elements[written].view(np.uint8)]
+    nearest = numbers[nearest_bytes(targets, cache.dtype)]
+    near_a_tie = np.abs(np.abs(stored_numbers - targets) - np.abs(nearest - targets)) < 1e-5 * np.abs(targets) + 1e-6
+    assert ((stored_numbers == nearest) | near_a_tie).all()
+
+
+@further_case
+def scales_of_vectors_that_are_no_numbers_or_nothing(machine):
+    """A NaN or an infinity makes a scale NaN; what is too small to invert, zero. Others in the row keep their own."""
+    heads, kv_heads, dim = 1, 4, 64
+    for cache_dtype in MEANING:
+        values = np.ones((1, heads + 2 * kv_heads, dim), np.float32)
+        values[0, heads + kv_heads + 0, 5] = np.nan
+        values[0, heads + kv_heads + 1, 63] = -np.inf
+        values[0, heads + kv_heads + 2] = 1e-35
+        cache = Cache(1, kv_heads, 8, dim, cache_dtype)
+        angles = stored(np.zeros((1, dim // 2)), "f32")
+        machine.run(
+            "rope_store_kv", {"qkv": stored(values.reshape(1, -1), "f32"), "cache": cache.memory},
+            kv_shape=cache.shape, query_norm=None, key_norm=None, eps=1e-6, cos=angles, sin=angles,
+            positions=np.zeros(1, np.int32), slot_blocks=np.zeros(1, np.int32), slot_offsets=np.zeros(1, np.int32),
+            heads=heads,
+        )  # fmt: skip
+        expected = np.array([np.nan, np.nan, 0, 1 / LARGEST[cache_dtype]], np.float32)
+        assert np.array_equal(cache.scales[0, :, 0, 1], expected, equal_nan=True)
+        assert_near(cache.read()[0, 1, 2:, 0], np.repeat([[0.0], [1.0]], dim, axis=1), 0.0, 1e-6)
 
 
 @kernel_case

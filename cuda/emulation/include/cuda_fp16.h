@@ -9,3 +9,4 @@ struct alignas(2) __half {
   std::uint16_t bits;
 };
 inline float __half2float(__half value) { return llmsrv::f16_to_float(value.bits); }
+inline __half __float2half(float value) { return {llmsrv::float_to_f16(value)}; }
