@@ -23,6 +23,7 @@ REQUIRED = {
     "attend_segment_f32_kernel": ("FFMA",),
     "attend_prefill_f32_kernel": ("FFMA",),
     "packed_linear_kernel": ("HMMA",),
+    "packed_gemm_kernel": ("HMMA", "LDGSTS"),
 }
 # Instances of a kernel, pairs of types times head sizes: bf16 queries over three types of keys, fp16 over two.
 INSTANCES = {"attend_segment_kernel": 5 * 5, "attend_prefill_kernel": 5 * 5}

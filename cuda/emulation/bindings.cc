@@ -59,4 +59,5 @@ void* values_in_reach(void* memory, std::size_t) { return memory; }
 PYBIND11_MODULE(LLMSRV_EMULATED_MODULE, module) {
   llmsrv::emulation::bind_emulator(module);
   llmsrv::emulation::bind_launches(module);
+  llmsrv::emulation::bind_library(module);
 }

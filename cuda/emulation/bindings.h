@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "cuda/kernels/device.cuh"
+#include "cuda/kernels/packed_group.cuh"
 
 namespace llmsrv::emulation {
 
@@ -41,11 +41,26 @@ template <typename T>
 T* pointer_or_null(const pybind11::object& memory) {
   return memory.is_none() ? nullptr : pointer<T>(memory);
 }
+// Of a matrix whose rows may lie apart.
+template <typename T>
+T* matrix_pointer(pybind11::array memory) {
+  if (memory.itemsize() != static_cast<pybind11::ssize_t>(sizeof(T)) || memory.strides(1) != memory.itemsize()) {
+    throw std::invalid_argument("a matrix has the wrong element size or gaps inside its rows");
+  }
+  if (memory.shape(0) == 0) return static_cast<T*>(array_in_reach(memory.mutable_data(), 0));
+  const pybind11::ssize_t bytes = (memory.shape(0) - 1) * memory.strides(0) + memory.shape(1) * memory.itemsize();
+  return static_cast<T*>(array_in_reach(memory.mutable_data(), static_cast<std::size_t>(bytes)));
+}
+inline int stride_of(const pybind11::array& memory) { return static_cast<int>(memory.strides(0) / memory.itemsize()); }
 inline int rows_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(0)); }
 inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(1)); }
 
+// A format by the name of the files' type. Throws std::invalid_argument.
+cuda::PackedFormat format_named(const std::string& name);
+
 void bind_attention(pybind11::module_& module);
 void bind_conformance(pybind11::module_& module);
+void bind_library(pybind11::module_& module);  // of the host alone
 void bind_linear(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);

@@ -14,16 +14,26 @@ void with_type_of(const py::array& memory, const F& f) {
   memory.itemsize() == 4 ? f(float{}) : f(Bf16{});
 }
 
+// Calls f with values of both element types, of those pairs that have a kernel.
+template <typename F>
+void with_types_of(const py::array& in, const py::array& out, const F& f) {
+  if (in.itemsize() == 4 && out.itemsize() == 2) return f(float{}, Bf16{});
+  with_type_of(in, [&]<typename T>(T) { f(T{}, T{}); });
+}
+
 void rms_norm(const py::array& in, const py::object& stream, const py::array& weight, const py::array& out, float eps,
               const std::string& use) {
-  with_type_of(in, [&]<typename T>(T) {
-    const cuda::RmsNormParams<T> params{pointer<T>(in),
-                                        pointer_or_null<T>(stream),
-                                        pointer<float>(weight),
-                                        pointer<T>(out),
-                                        rows_of(in),
-                                        cols_of(in),
-                                        eps};
+  with_types_of(in, out, [&]<typename T, typename Out>(T, Out) {
+    cuda::RmsNormParams<T, Out> params;
+    params.in = matrix_pointer<T>(in);
+    params.in_stride = stride_of(in);
+    params.stream = pointer_or_null<T>(stream);
+    params.weight = pointer<float>(weight);
+    params.out = matrix_pointer<Out>(out);
+    params.out_stride = stride_of(out);
+    params.rows = rows_of(in);
+    params.cols = cols_of(in);
+    params.eps = eps;
     cuda::rms_norm(params,
                    use == "plain"        ? cuda::NormUse::kPlain
                    : use == "add before" ? cuda::NormUse::kAddBefore
@@ -33,16 +43,31 @@ void rms_norm(const py::array& in, const py::object& stream, const py::array& we
 }
 
 void gated_mul(const py::array& in, const py::array& out, const std::string& gate) {
-  with_type_of(in, [&]<typename T>(T) {
-    const cuda::GatedMulParams<T> params{pointer<T>(in), pointer<T>(out), rows_of(out), cols_of(out)};
+  with_types_of(in, out, [&]<typename T, typename Out>(T, Out) {
+    const cuda::GatedMulParams<T, Out> params{matrix_pointer<T>(in), stride_of(in), matrix_pointer<Out>(out),
+                                              stride_of(out),        rows_of(out),  cols_of(out)};
     cuda::gated_mul(params, gate == "silu" ? cuda::Gate::kSilu : cuda::Gate::kGeluTanh, nullptr);
   });
 }
 
+void round_rows(const py::array& in, const py::array& out) {
+  cuda::round_rows(
+      {matrix_pointer<float>(in), stride_of(in), matrix_pointer<Bf16>(out), stride_of(out), rows_of(in), cols_of(in)},
+      nullptr);
+}
+
+// table: [panels, panel bytes]
+void embed(const py::array& table, const py::array& ids, const py::array& out, float scale, const std::string& format) {
+  cuda::embed({pointer<unsigned char>(table), static_cast<std::size_t>(cols_of(table)), pointer<std::int32_t>(ids),
+               matrix_pointer<float>(out), stride_of(out), rows_of(out), cols_of(out), scale},
+              format_named(format), nullptr);
+}
+
 void gather_rows(const py::array& table, const py::array& ids, const py::array& out, float scale) {
   with_type_of(table, [&]<typename T>(T) {
-    cuda::gather_rows<T>(
-        {pointer<T>(table), pointer<std::int32_t>(ids), pointer<T>(out), rows_of(out), cols_of(out), scale}, nullptr);
+    cuda::gather_rows<T>({matrix_pointer<T>(table), stride_of(table), pointer<std::int32_t>(ids),
+                          matrix_pointer<T>(out), stride_of(out), rows_of(out), cols_of(out), scale},
+                         nullptr);
   });
 }
 
@@ -86,6 +111,8 @@ void bind_rows(py::module_& module) {
   module.def("rms_norm", &rms_norm, py::arg("in_"), py::arg("stream"), py::arg("weight"), py::arg("out"),
              py::arg("eps"), py::arg("use"));
   module.def("gated_mul", &gated_mul, py::arg("in_"), py::arg("out"), py::arg("gate"));
+  module.def("round_rows", &round_rows, py::arg("in_"), py::arg("out"));
+  module.def("embed", &embed, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"), py::arg("format"));
   module.def("gather_rows", &gather_rows, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"));
   module.def("rope_store_kv", &rope_store_kv, py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),
              py::arg("eps"), py::arg("cos"), py::arg("sin"), py::arg("positions"), py::arg("slot_blocks"),

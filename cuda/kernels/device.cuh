@@ -276,6 +276,28 @@ __device__ __forceinline__ void store_chunk(T* to, const Chunk<T>& chunk) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk.values);
 }
 
+// As many elements as a chunk of another type has: what one store of 16 or 8 bytes moves.
+template <typename T, int kElements>
+struct alignas(kElements * sizeof(T)) Pack {
+  static constexpr int kCount = kElements;
+  T values[kElements];
+};
+template <typename T, int kElements>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, kElements>& pack) {
+  static_assert(sizeof(pack) == 16 || sizeof(pack) == 8);
+  if constexpr (sizeof(pack) == 16) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(pack.values);
+  } else {
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pack.values);
+  }
+}
+
+// Where row `row` of a matrix starts.
+template <typename T>
+__host__ __device__ __forceinline__ T* row_at(T* matrix, int row, int stride) {
+  return matrix + static_cast<std::size_t>(row) * static_cast<std::size_t>(stride);
+}
+
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace llmsrv::cuda

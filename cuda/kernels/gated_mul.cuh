@@ -10,10 +10,12 @@ namespace llmsrv::cuda {
 
 enum class Gate { kSilu, kGeluTanh };
 
-template <typename T>
+template <typename T, typename Out = T>
 struct GatedMulParams {
-  const T* in = nullptr;  // [rows, 2 cols]
-  T* out = nullptr;       // [rows, cols]
+  const T* in = nullptr;  // [rows, 2 cols]; row r starts at r * in_stride
+  int in_stride = 0;
+  Out* out = nullptr;  // [rows, cols]; row r starts at r * out_stride
+  int out_stride = 0;
   int rows = 0;
   int cols = 0;
 };
@@ -28,21 +30,21 @@ __device__ inline float gate(float a) {
   return a / (1.0f + expf(-u));
 }
 
-template <typename T, Gate kGate>
-__global__ void __launch_bounds__(kGateThreads) gated_mul_kernel(const GatedMulParams<T> p) {
+template <typename T, typename Out, Gate kGate>
+__global__ void __launch_bounds__(kGateThreads) gated_mul_kernel(const GatedMulParams<T, Out> p) {
   constexpr int kCount = Chunk<T>::kCount;
   const int i = static_cast<int>(blockIdx.y * kGateThreads + threadIdx.x) * kCount;
   if (i >= p.cols) return;
-  const std::size_t row = blockIdx.x;
-  const T* in = p.in + row * 2 * static_cast<std::size_t>(p.cols);
+  const int row = static_cast<int>(blockIdx.x);
+  const T* in = row_at(p.in, row, p.in_stride);
   const Chunk<T> a = load_chunk(in + i);
   const Chunk<T> b = load_chunk(in + p.cols + i);
-  Chunk<T> out;
+  Pack<Out, kCount> out;
   LLMSRV_UNROLL
   for (int j = 0; j < kCount; ++j) {
-    out.values[j] = from_float<T>(gate<kGate>(to_float(a.values[j])) * to_float(b.values[j]));
+    out.values[j] = from_float<Out>(gate<kGate>(to_float(a.values[j])) * to_float(b.values[j]));
   }
-  store_chunk(p.out + row * static_cast<std::size_t>(p.cols) + i, out);
+  store_pack(row_at(p.out, row, p.out_stride) + i, out);
 }
 
 }  // namespace llmsrv::cuda

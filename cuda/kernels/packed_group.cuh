@@ -10,8 +10,8 @@
 
 namespace llmsrv::cuda {
 
-// The formats of cpp/quant/weight_format.h that have a kernel.
-enum class PackedFormat { kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K };
+// The formats of cpp/quant/weight_format.h. Tensor cores take all but kF32.
+enum class PackedFormat { kF32, kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K };
 
 // How a format's integers become weights.
 struct FormatTraits {
@@ -40,8 +40,11 @@ __host__ __device__ constexpr FormatTraits traits_of(PackedFormat format) {
       return {packed::kU5K, 0, true, true, false};
     case PackedFormat::kU6K:
       return {packed::kU6K, 32, false, true, true};
+    case PackedFormat::kF32:
+      // As if a group of 32 columns were a superblock: 32 lines of a column.
+      return {{1, 32 * packed::kLineBytes, 0, 0, 0, 0, 0, 0, 32 * packed::kLineBytes}, 0, false, false, false};
     case PackedFormat::kBf16:
-      // As if a group of 32 columns were a superblock: 16 lines of two columns.
+      // Likewise: 16 lines of two columns.
       return {{1, 16 * packed::kLineBytes, 0, 0, 0, 0, 0, 0, 16 * packed::kLineBytes}, 0, false, false, false};
   }
   return {};
@@ -64,10 +67,9 @@ __device__ inline float load_half(const unsigned char* from) {
 
 // The integers of columns 16 step + 4 t .. + 3 of a row, one per byte, before the zero point.
 template <PackedFormat kFormat>
-__device__ inline std::uint32_t packed_bytes(const unsigned char* superblock, int group, int step, int row) {
+__device__ inline std::uint32_t packed_bytes(const unsigned char* superblock, int group, int step, int t, int row) {
   constexpr FormatTraits kTraits = traits_of(kFormat);
   constexpr packed::Superblock kLayout = kTraits.layout;
-  const int t = static_cast<int>(threadIdx.x) % 4;
   const unsigned char* low = superblock + group * kLayout.low_group_bytes + row * 4;
   if constexpr (kFormat == PackedFormat::kS8) {
     return load_at<std::uint32_t>(low + (step * 4 + t) * packed::kLineBytes);
@@ -142,7 +144,7 @@ __device__ inline void load_group(const unsigned char* panel, int index, PackedG
         to.values[step][half] = load_at<std::uint32_t>(line);
         to.values[step][half + 2] = load_at<std::uint32_t>(line + packed::kLineBytes);
       } else {
-        const std::uint32_t bytes = packed_bytes<kFormat>(superblock, group, step, row);
+        const std::uint32_t bytes = packed_bytes<kFormat>(superblock, group, step, lane % 4, row);
         to.values[step][half] = bytes_to_pair<kFormat>(bytes, false);
         to.values[step][half + 2] = bytes_to_pair<kFormat>(bytes, true);
       }

@@ -1,4 +1,5 @@
-// out[t, n] (+)= sum_k x[t, k] w[n, k] + bias[n]: bf16 inputs against a packed matrix, at any number of rows.
+// out[t, n] (+)= sum_k x[t, k] w[n, k] + bias[n]: bf16 inputs against a packed matrix, for few tokens. For many,
+// packed_gemm.cuh computes the same bits.
 //
 // Work: a block takes one panel (16 outputs) and up to 8 kTokenTiles tokens; its kLinearWarps warps cut the columns
 // into as many runs and add their sums up in ascending order. Grid: (panels, token tiles). A sum runs over its columns
@@ -11,9 +12,9 @@
 
 namespace llmsrv::cuda {
 
-template <typename Out>
+template <typename Out, typename In = Bf16>
 struct PackedLinearParams {
-  const Bf16* in = nullptr;  // row t starts at t * in_stride
+  const In* in = nullptr;  // row t starts at t * in_stride
   int in_stride = 0;
   const unsigned char* weights = nullptr;  // panels, back to back
   std::size_t panel_bytes = 0;
@@ -30,35 +31,25 @@ constexpr int kLinearWarps = 4;
 constexpr int kLinearThreads = kLinearWarps * kWarpThreads;
 constexpr int kTileTokens = 8;
 
-// Columns 16 step + 4 t .. + 3 of a group, of token lane / 4 of a tile, in the places of the packed operand. Tokens
-// that are not there read as zeros.
-template <typename Out>
-__device__ inline uint2 load_inputs(const PackedLinearParams<Out>& p, int token, int col) {
-  if (token >= p.tokens) return uint2{0, 0};
-  return *reinterpret_cast<const uint2*>(p.in +
-                                         static_cast<std::size_t>(token) * static_cast<std::size_t>(p.in_stride) + col);
-}
-
-// sums += the products of one group.
-template <PackedFormat kFormat, int kTokenTiles, typename Out>
-__device__ inline void multiply_group(const PackedLinearParams<Out>& p, const unsigned char* panel, int index,
-                                      int first_token, float (&sums)[kTokenTiles][4]) {
+// sums += the products of group `index`. inputs(tile, step) gives columns 16 step + 4 t .. + 3 of the group, t = lane %
+// 4, of token lane / 4 of a tile, which are the packed operand's places; zeros for a token that is not there.
+template <PackedFormat kFormat, int kTokenTiles, typename Inputs>
+__device__ inline void multiply_group(const unsigned char* panel, int index, const Inputs& inputs,
+                                      float (&sums)[kTokenTiles][4]) {
   constexpr FormatTraits kTraits = traits_of(kFormat);
   constexpr std::uint32_t kOnes[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   PackedGroup group;
   load_group<kFormat>(panel, index, group);
   LLMSRV_UNROLL
   for (int tile = 0; tile < kTokenTiles; ++tile) {
     float products[2][4] = {};
-    float inputs[4] = {};  // sums of the inputs, for the minima
+    float input_sums[4] = {};  // for the minima
     LLMSRV_UNROLL
     for (int step = 0; step < 2; ++step) {
-      const int token = first_token + tile * kTileTokens + lane / 4;
-      const uint2 x = load_inputs(p, token, index * packed::kGroupCols + step * 16 + lane % 4 * 4);
+      const uint2 x = inputs(tile, step);
       // One scale for both halves of a group: one sum.
       multiply_add(products[kTraits.has_half_scales ? step : 0], group.values[step], {x.x, x.y});
-      if constexpr (kTraits.has_mins) multiply_add(inputs, kOnes, {x.x, x.y});
+      if constexpr (kTraits.has_mins) multiply_add(input_sums, kOnes, {x.x, x.y});
     }
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -66,7 +57,7 @@ __device__ inline void multiply_group(const PackedLinearParams<Out>& p, const un
       if constexpr (kTraits.has_half_scales) {
         sums[tile][i] = __fmaf_rn(products[1][i], group.scales[1][i / 2], sums[tile][i]);
       }
-      if constexpr (kTraits.has_mins) sums[tile][i] = __fmaf_rn(inputs[i], group.mins[i / 2], sums[tile][i]);
+      if constexpr (kTraits.has_mins) sums[tile][i] = __fmaf_rn(input_sums[i], group.mins[i / 2], sums[tile][i]);
     }
   }
 }
@@ -83,7 +74,13 @@ __global__ void __launch_bounds__(kLinearThreads, 1) packed_linear_kernel(const 
 
   float sums[kTokenTiles][4] = {};
   for (int group = groups * warp / kLinearWarps; group < end; ++group) {
-    multiply_group<kFormat, kTokenTiles>(p, panel, group, first_token, sums);
+    const auto inputs = [&](int tile, int step) {
+      const int token = first_token + tile * kTileTokens + lane / 4;
+      if (token >= p.tokens) return uint2{0, 0};
+      const int col = group * packed::kGroupCols + step * 16 + lane % 4 * 4;
+      return *reinterpret_cast<const uint2*>(row_at(p.in, token, p.in_stride) + col);
+    };
+    multiply_group<kFormat, kTokenTiles>(panel, group, inputs, sums);
   }
   LLMSRV_UNROLL
   for (int tile = 0; tile < kTokenTiles; ++tile) {
@@ -106,7 +103,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1) packed_linear_kernel(const 
     float sum = p.bias != nullptr ? p.bias[output] : 0.0f;
     LLMSRV_UNROLL
     for (int w = 0; w < kLinearWarps; ++w) sum += parts[w * kTokenTiles * kWarpThreads * 4 + part];
-    Out* out = p.out + static_cast<std::size_t>(token) * static_cast<std::size_t>(p.out_stride) + output;
+    Out* out = row_at(p.out, token, p.out_stride) + output;
     *out = from_float<Out>(p.adds ? to_float(*out) + sum : sum);
   }
 }

@@ -1,5 +1,9 @@
 #include "cuda/launch/rows.h"
 
+#include <type_traits>
+
+#include "cuda/launch/packed_format.h"
+
 namespace llmsrv::cuda {
 namespace {
 
@@ -12,30 +16,44 @@ Grid grid_of_chunks(int rows, int cols, int threads) {
 
 }  // namespace
 
-template <typename T>
-void rms_norm(const RmsNormParams<T>& params, NormUse use, Stream stream) {
+template <typename T, typename Out>
+void rms_norm(const RmsNormParams<T, Out>& params, NormUse use, Stream stream) {
   if (params.rows == 0) return;
   const Grid grid{dim3(static_cast<unsigned>(params.rows)), dim3(kNormThreads)};
-  switch (use) {
-    case NormUse::kPlain:
-      return launch(rms_norm_kernel<T, NormUse::kPlain>, grid, stream, params);
-    case NormUse::kAddBefore:
-      return launch(rms_norm_kernel<T, NormUse::kAddBefore>, grid, stream, params);
-    case NormUse::kAddAfter:
-      return launch(rms_norm_kernel<T, NormUse::kAddAfter>, grid, stream, params);
+  if (use == NormUse::kPlain) return launch(rms_norm_kernel<T, Out, NormUse::kPlain>, grid, stream, params);
+  if constexpr (std::is_same_v<T, Out>) {
+    if (use == NormUse::kAddBefore) {
+      return launch(rms_norm_kernel<T, Out, NormUse::kAddBefore>, grid, stream, params);
+    }
+    return launch(rms_norm_kernel<T, Out, NormUse::kAddAfter>, grid, stream, params);
+  } else {
+    throw std::invalid_argument("CUDA rms_norm: what is added to has the type of what is normed");
   }
 }
 
-template <typename T>
-void gated_mul(const GatedMulParams<T>& params, Gate gate, Stream stream) {
+template <typename T, typename Out>
+void gated_mul(const GatedMulParams<T, Out>& params, Gate gate, Stream stream) {
   if (params.rows == 0) return;
   const Grid grid = grid_of_chunks<T>(params.rows, params.cols, kGateThreads);
   switch (gate) {
     case Gate::kSilu:
-      return launch(gated_mul_kernel<T, Gate::kSilu>, grid, stream, params);
+      return launch(gated_mul_kernel<T, Out, Gate::kSilu>, grid, stream, params);
     case Gate::kGeluTanh:
-      return launch(gated_mul_kernel<T, Gate::kGeluTanh>, grid, stream, params);
+      return launch(gated_mul_kernel<T, Out, Gate::kGeluTanh>, grid, stream, params);
   }
+}
+
+void round_rows(const RoundRowsParams& params, Stream stream) {
+  if (params.rows == 0) return;
+  launch(round_rows_kernel<kRoundThreads>, grid_of_chunks<float>(params.rows, params.cols, kRoundThreads), stream,
+         params);
+}
+
+void embed(const EmbedParams& params, PackedFormat format, Stream stream) {
+  require_cols("embedding", params.cols, format);
+  if (params.tokens == 0) return;
+  const Grid grid = grid_of_chunks<float>(params.tokens, params.cols, kEmbedThreads);
+  with_format(format, [&](auto constant) { launch(embed_kernel<decltype(constant)::kValue>, grid, stream, params); });
 }
 
 template <typename T>
@@ -62,8 +80,10 @@ void move_blocks(const MoveBlocksParams& params, Stream stream) {
 
 template void rms_norm(const RmsNormParams<float>&, NormUse, Stream);
 template void rms_norm(const RmsNormParams<Bf16>&, NormUse, Stream);
+template void rms_norm(const RmsNormParams<float, Bf16>&, NormUse, Stream);
 template void gated_mul(const GatedMulParams<float>&, Gate, Stream);
 template void gated_mul(const GatedMulParams<Bf16>&, Gate, Stream);
+template void gated_mul(const GatedMulParams<float, Bf16>&, Gate, Stream);
 template void gather_rows(const GatherRowsParams<float>&, Stream);
 template void gather_rows(const GatherRowsParams<Bf16>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<float, float>&, Stream);

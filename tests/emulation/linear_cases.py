@@ -1,31 +1,55 @@
-"""Linear layers over packed matrices against NumPy in double precision, and bit for bit against themselves."""
+"""Linear layers and embeddings over packed matrices: against NumPy in double precision, and bit for bit."""
 
 import numpy as np
-from machine import GUARD_ELEMENTS, assert_near, further_case, kernel_case, poison, stored, unwritten, values_of
+from machine import (
+    GUARD_ELEMENTS,
+    assert_near,
+    further_case,
+    kernel_case,
+    poison,
+    stored,
+    unwritten,
+    unwritten_with_gaps,
+    values_before_gaps,
+    values_of,
+    with_gaps,
+)
 from quant_blocks import BLOCK_FORMATS, ordinary_blocks
 from row_cases import as_read, numbers
 
 from llmsrv import _testing
 
 ABSOLUTE = 3e-6  # float sums of exact products
+FUSED_ISAS = [isa for isa in _testing.available_cpu_isas() if isa in ("avx2", "avx512")]
 RELATIVE = {"f32": 1e-6, "bf16": 2.0**-8}
 
 
-def packed(format_name, rows, cols, rng):
-    """(panels as the kernels read them, the weights they stand for)."""
+def random_matrix(format_name, rows, cols, rng):
     matrix = _testing.PackedMatrix(format_name, rows, cols)
-    if format_name == "bf16":
+    if format_name in ("f32", "bf16"):
         matrix.set_rows(0, rows, "f32", numbers(rng, rows, cols).tobytes())
     else:
         block_cols, _ = _testing.source_block(format_name)
         blocks = ordinary_blocks(rng, format_name, rows * (cols // block_cols))
         matrix.set_rows(0, rows, format_name, blocks.tobytes())
+    return matrix
+
+
+def packed(format_name, rows, cols, rng):
+    """(panels as the kernels read them, the weights they stand for)."""
+    matrix = random_matrix(format_name, rows, cols, rng)
+    return panels_of(matrix), weights_of(matrix).astype(np.float64)
+
+
+def weights_of(matrix):
+    return np.array([matrix.unpack_row(row) for row in range(matrix.rows)], np.float32)
+
+
+def panels_of(matrix):
     data = np.frombuffer(matrix.packed(), np.uint8)
-    panels = -(-rows // 16)
     aligned = poison(data.size // 4 + GUARD_ELEMENTS, "f32").view(np.uint8)[: data.size]
     aligned[:] = data
-    weights = np.array([matrix.unpack_row(row) for row in range(rows)], np.float64)
-    return aligned.reshape(panels, -1), weights
+    return aligned.reshape(-(-matrix.rows // 16), -1)
 
 
 def check(machine, format_name, tokens, rows, cols, out_dtype="f32", with_bias=False, adds=False):
@@ -59,20 +83,97 @@ def linear_at_ragged_shapes(machine):
     check(machine, "q4_0", 10, 20, 64, "f32", with_bias=True, adds=True)
 
 
+@kernel_case
+def linear_of_many_tokens(machine):
+    for format_name in ["bf16", *BLOCK_FORMATS]:
+        cols = 512 if format_name.endswith("_k") else 352
+        check(machine, format_name, tokens=33, rows=20, cols=cols)
+    check(machine, "bf16", 65, 150, 32, "bf16", with_bias=True)
+    check(machine, "q4_0", 64, 129, 96, "f32", with_bias=True, adds=True)
+
+
+@kernel_case
+def unpack(machine):
+    rng = np.random.default_rng(22)
+    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
+        cols = 256 if format_name.endswith("_k") else 32 if format_name == "q5_0" else 288
+        matrix = random_matrix(format_name, 21, cols, rng)
+        whole, out = unwritten_with_gaps(21, cols, "bf16")
+        machine.run("unpack", {"out": out}, weights=panels_of(matrix), format=format_name)
+        assert np.array_equal(values_before_gaps(whole), as_read(stored(weights_of(matrix), "bf16"))), format_name
+
+
 @further_case
 def a_row_of_a_linear_layer_has_the_same_bits_beside_any_others(machine):
     rng = np.random.default_rng(9)
-    for format_name in ("q4_1", "bf16"):
-        panels, _ = packed(format_name, 32, 320, rng)
-        source = stored(numbers(rng, 40, 320), "bf16")
+    for format_name in ("q4_1", "q6_k", "bf16"):
+        cols = 512 if format_name == "q6_k" else 320
+        panels, _ = packed(format_name, 32, cols, rng)
+        source = stored(numbers(rng, 70, cols), "bf16")
+        bias = stored(numbers(rng, 32), "f32")
         results = []
-        for first, count in [(0, 40), (0, 1), (7, 3), (35, 1)]:
+        for first, count in [(0, 70), (0, 1), (7, 3), (35, 20), (66, 4)]:  # by each of the three kernels
             out = unwritten((count, 32), "f32")
             rows = stored(as_read(source)[first : first + count], "bf16")
             machine.run(
-                "packed_linear", {"out": out}, in_=rows, weights=panels, bias=None, format=format_name, adds=False
+                "packed_linear", {"out": out}, in_=rows, weights=panels, bias=bias, format=format_name, adds=False
             )
             results.append((first, out))
         whole = results[0][1]
         for first, out in results[1:]:
             assert np.array_equal(out, whole[first : first + len(out)])
+
+
+@kernel_case
+def linear_of_floats_in_every_format(machine):
+    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
+        cols = 256 if format_name.endswith("_k") else 96
+        check_float(machine, format_name, tokens=1, rows=17, cols=cols)
+        check_float(machine, format_name, tokens=5, rows=16, cols=cols, with_bias=True)
+
+
+@further_case
+def linear_of_floats_at_ragged_shapes(machine):
+    for tokens, rows, cols in [(0, 16, 4), (1, 1, 4), (3, 130, 12), (16, 33, 100), (19, 15, 64)]:
+        check_float(machine, "f32", tokens, rows, cols, with_bias=True, adds=True)
+        check_float(machine, "bf16", tokens, rows, cols, adds=True)
+
+
+def check_float(machine, format_name, tokens, rows, cols, with_bias=False, adds=False):
+    """Rows lie apart. Against double precision, and for plain weights bit for bit against the CPU's kernels."""
+    rng = np.random.default_rng([tokens, rows, cols])
+    matrix = random_matrix(format_name, rows, cols, rng)
+    source = with_gaps(numbers(rng, tokens, cols), "f32")
+    bias = stored(numbers(rng, rows), "f32") if with_bias else None
+    whole, out = unwritten_with_gaps(tokens, rows, "f32")
+    if adds:
+        out[...] = numbers(rng, tokens, rows)
+    before = out.copy()
+    machine.run(
+        "float_linear", {"out": out}, in_=source, weights=panels_of(matrix), bias=bias, format=format_name, adds=adds
+    )
+    expected = as_read(source) @ weights_of(matrix).T.astype(np.float64)
+    expected += (as_read(bias) if with_bias else 0) + (before if adds else 0)
+    actual = values_before_gaps(whole)
+    assert_near(actual, expected, ABSOLUTE, RELATIVE["f32"])
+    for isa in FUSED_ISAS if tokens and format_name in ("f32", "bf16") else []:
+        on_cpu = before.copy()
+        _testing.CpuBackend(isa=isa).linear(np.ascontiguousarray(source), matrix, bias, adds, on_cpu)
+        assert np.array_equal(actual, on_cpu), isa
+
+
+@kernel_case
+def embed(machine):
+    rng = np.random.default_rng(21)
+    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
+        cols = 768 if format_name.endswith("_k") else 96
+        matrix = random_matrix(format_name, 35, cols, rng)
+        for ids, scale in ([], 1.0), ([34, 0, 17, 17], 1.0), ([15, 16], 27.7):
+            whole, out = unwritten_with_gaps(len(ids), cols, "f32")
+            machine.run(
+                "embed", {"out": out}, table=panels_of(matrix), ids=np.array(ids, np.int32), scale=scale,
+                format=format_name,
+            )  # fmt: skip
+            # The product with the scale is rounded once, whoever makes it.
+            expected = weights_of(matrix)[ids] * np.float32(scale)
+            assert np.array_equal(values_before_gaps(whole), expected), format_name

@@ -18,6 +18,7 @@ POISON = {
     "fp8": np.uint8(0x7F),
     "int8": np.int8(-128),
 }
+GAP_ELEMENTS = 16
 ORDERS = [("forward", 1), ("reverse", 1), ("shuffled", 1), ("shuffled", 2)]
 CASES = []  # every check of kernels: function(machine) raises when a result is wrong
 BARRIER_CASES = []  # those that are also run with barriers left out: each kernel in one of them
@@ -110,6 +111,27 @@ def unwritten(shape, dtype) -> np.ndarray:
     """Room for a result, NaN all over, between guards."""
     whole = poison(int(np.prod(shape)) + 2 * GUARD_ELEMENTS, dtype)
     return whole[GUARD_ELEMENTS:-GUARD_ELEMENTS].reshape(shape)
+
+
+def with_gaps(values, dtype) -> np.ndarray:
+    """As stored(), with NaN between the rows as beside them."""
+    whole = unwritten((values.shape[0], values.shape[1] + GAP_ELEMENTS), dtype)
+    inner = whole[:, :-GAP_ELEMENTS]
+    inner[...] = to_bf16(values) if dtype == "bf16" else values
+    return inner
+
+
+def unwritten_with_gaps(rows, cols, dtype):
+    """(the whole matrix, the room for a result in it): nothing may be written between the rows."""
+    whole = unwritten((rows, cols + GAP_ELEMENTS), dtype)
+    return whole, whole[:, :cols]
+
+
+def values_before_gaps(whole) -> np.ndarray:
+    """What was written into the room of unwritten_with_gaps()."""
+    values = values_of(whole)
+    assert np.isnan(values[:, -GAP_ELEMENTS:]).all(), "something was written between the rows"
+    return values[:, :-GAP_ELEMENTS]
 
 
 def poison(count, dtype) -> np.ndarray:

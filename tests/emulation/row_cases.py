@@ -2,7 +2,18 @@
 
 import numpy as np
 from caches import LARGEST, MEANING, Cache, nearest_bytes
-from machine import assert_near, from_bf16, further_case, kernel_case, stored, unwritten, values_of
+from machine import (
+    assert_near,
+    from_bf16,
+    further_case,
+    kernel_case,
+    stored,
+    unwritten,
+    unwritten_with_gaps,
+    values_before_gaps,
+    values_of,
+    with_gaps,
+)
 
 ROWS_AND_COLS = [(1, 8), (3, 40), (2, 1000), (1, 2048), (2, 2312)]
 TOLERANCE = {"f32": (3e-6, 1e-6), "bf16": (1e-6, 2.0**-8)}
@@ -75,16 +86,37 @@ def gated_mul(machine):
                 assert_near(values_of(out), a / (1 + np.exp(-u)) * b, *TOLERANCE[dtype])
 
 
+@further_case
+def rows_that_lie_apart_become_bf16(machine):
+    """What stands before a packed linear layer whose input is float."""
+    rng = np.random.default_rng(7)
+    for rows, cols in [(0, 8), *ROWS_AND_COLS]:
+        weight = stored(numbers(rng, cols), "f32")
+        source = with_gaps(numbers(rng, rows, 2 * cols), "f32")
+        a, b = np.split(as_read(source), 2, axis=1)
+        kernels = [
+            ("rms_norm", {"stream": None, "weight": weight, "eps": 1e-5, "use": "plain"},
+             lambda x, _, weight=weight: normed(x, as_read(weight), 1e-5)),
+            ("round_rows", {}, lambda x, _: x),
+            ("gated_mul", {"gate": "silu"}, lambda x, y: x / (1 + np.exp(-x)) * y),
+        ]  # fmt: skip
+        for name, arguments, expected in kernels:
+            whole, out = unwritten_with_gaps(rows, cols, "bf16")
+            read = source if name == "gated_mul" else source[:, :cols]
+            machine.run(name, {"out": out}, in_=read, **arguments)
+            assert_near(values_before_gaps(whole), rounded(expected(a, b), "bf16"), *TOLERANCE["bf16"])
+
+
 @kernel_case
 def gather_rows(machine):
     rng = np.random.default_rng(4)
     for dtype in TOLERANCE:
         for rows, cols in [*ROWS_AND_COLS, (0, 8)]:
-            table = stored(numbers(rng, 7, cols), dtype)
+            table = with_gaps(numbers(rng, 7, cols), dtype)
             ids = rng.integers(0, 7, rows, dtype=np.int32)
-            out = unwritten((rows, cols), dtype)
+            whole, out = unwritten_with_gaps(rows, cols, dtype)
             machine.run("gather_rows", {"out": out}, table=table, ids=ids, scale=2.5)
-            assert_near(values_of(out), rounded(2.5 * as_read(table)[ids], dtype), *TOLERANCE[dtype])
+            assert_near(values_before_gaps(whole), rounded(2.5 * as_read(table)[ids], dtype), *TOLERANCE[dtype])
 
 
 def rotated(x, cos, sin):

@@ -54,10 +54,11 @@ def test_the_kernels_know_only_themselves():
         "cuda/launch": ("cuda/kernels/", "cuda/launch/"),
         "cuda/conformance": ("cuda/kernels/", "cuda/conformance/"),
         "cuda/device": ("cuda/device/", "cuda/emulation/bindings.h"),
+        "cuda/library": ("cuda/library/",),
         "cuda/plugin": ("cuda/launch/", "cpp/ops/plugin.h"),
     }
     for folder, prefixes in allowed.items():
-        for path in sources(folder, {".h", ".cu", ".cuh"}):
+        for path in sources(folder, {".h", ".cc", ".cu", ".cuh"}):
             for included in re.findall(r'#include "([^"]+)"', path.read_text()):
                 assert included.startswith(prefixes), f"{path.relative_to(ROOT)} includes {included}"
 

@@ -91,8 +91,14 @@ T atomicMax(T* at, std::type_identity_t<T> value) {
   return llmsrv::emulation::read_modify_write(at, [&](T before) { return before < value ? value : before; });
 }
 
+template <typename T>
+T atomicOr(T* at, std::type_identity_t<T> value) {
+  return llmsrv::emulation::read_modify_write(at, [&](T before) { return before | value; });
+}
+
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
   unsigned result = 0;
