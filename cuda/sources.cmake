@@ -9,3 +9,6 @@ list(TRANSFORM LLMSRV_CUDA_BINDINGS PREPEND ${PROJECT_SOURCE_DIR}/cuda/emulation
 set(LLMSRV_CUDA_CONFORMANCE ${PROJECT_SOURCE_DIR}/cuda/conformance/peaks.cu
                             ${PROJECT_SOURCE_DIR}/cuda/conformance/wrappers.cu)
 
+# NVIDIA's libraries, opened at run time.
+set(LLMSRV_CUDA_LIBRARY cublaslt.cc dense_products.cc nvidia_library.cc)
+list(TRANSFORM LLMSRV_CUDA_LIBRARY PREPEND ${PROJECT_SOURCE_DIR}/cuda/library/)
