@@ -10,15 +10,23 @@ constexpr int kMapThreads = 128;
 constexpr int kSharedThreads = 256;
 constexpr int kSharedWords = kTriedSharedBytes / static_cast<int>(sizeof(std::uint32_t));
 
-__global__ void copy_async_kernel(const uint4* in, const std::int32_t* wanted, uint4* out) {
-  LLMSRV_SHARED(uint4, tile, kTriedCopies);
+__device__ void copy_chunk(uint4* to, const uint4* from, bool wanted) { copy_async_16(to, from, wanted); }
+__device__ void copy_chunk(uint2* to, const uint2* from, bool wanted) { copy_async_8(to, from, wanted); }
+
+__device__ void fill(uint4& chunk) { chunk = {~0u, ~0u, ~0u, ~0u}; }
+__device__ void fill(uint2& chunk) { chunk = {~0u, ~0u}; }
+
+template <typename T>
+__global__ void copy_async_kernel(const T* in, const std::int32_t* wanted, T* out) {
+  LLMSRV_SHARED(T, tile, kTriedCopies);
   const int i = static_cast<int>(threadIdx.x);
   constexpr int kLast = kCopyThreads - 1;
-  tile[kLast - i] = tile[kTriedCopies - 1 - i] = uint4{~0u, ~0u, ~0u, ~0u};
+  fill(tile[kLast - i]);
+  fill(tile[kTriedCopies - 1 - i]);
   __syncthreads();  // what a copy overwrites, another thread has written
-  copy_async_16(tile + i, in + i, wanted[i] != 0);
+  copy_chunk(tile + i, in + i, wanted[i] != 0);
   commit_copies();
-  copy_async_16(tile + kCopyThreads + i, in + kCopyThreads + i, wanted[kCopyThreads + i] != 0);
+  copy_chunk(tile + kCopyThreads + i, in + kCopyThreads + i, wanted[kCopyThreads + i] != 0);
   commit_copies();
   wait_for_copies<1>();
   __syncthreads();  // every thread's first copy is there
@@ -43,6 +51,7 @@ __device__ std::uint32_t pair_at(const std::uint16_t* row, int col) {
   return *reinterpret_cast<const std::uint32_t*>(row + col);
 }
 
+template <typename T>
 __global__ void multiply_add_kernel(const TriedProducts p) {
   const int lane = static_cast<int>(threadIdx.x);
   const int tile = static_cast<int>(blockIdx.x);
@@ -55,7 +64,7 @@ __global__ void multiply_add_kernel(const TriedProducts p) {
   for (int k = 0; k < p.depth; k += 16) {
     const std::uint32_t left[4] = {pair_at(a, k), pair_at(a + 8 * p.depth, k), pair_at(a, k + 8),
                                    pair_at(a + 8 * p.depth, k + 8)};
-    multiply_add(sums, left, {pair_at(b, k), pair_at(b, k + 8)});
+    multiply_add<T>(sums, left, {pair_at(b, k), pair_at(b, k + 8)});
   }
   p.d[at] = sums[0];
   p.d[at + 1] = sums[1];
@@ -120,11 +129,20 @@ struct ToBf16 {
 struct HalfToFloat {
   __device__ static float of(std::uint16_t bits) { return __half2float(half_of_bits(bits)); }
 };
-struct PackPair {
-  __device__ static std::uint32_t of(float2 pair) { return pack_pair(pair.x, pair.y); }
+struct ToHalf {
+  __device__ static std::uint16_t of(float x) { return bits_of(from_float<Half>(x)); }
 };
+template <typename T>
+struct PackPair {
+  __device__ static std::uint32_t of(float2 pair) { return pack_pair<T>(pair.x, pair.y); }
+};
+template <typename T>
 struct SubtractPairs {
-  __device__ static std::uint32_t of(uint2 pairs) { return subtract_pairs(pairs.x, pairs.y); }
+  __device__ static std::uint32_t of(uint2 pairs) { return subtract_pairs<T>(pairs.x, pairs.y); }
+};
+template <typename T>
+struct MultiplyPairs {
+  __device__ static std::uint32_t of(uint2 pairs) { return multiply_pairs<T>(pairs.x, pairs.y); }
 };
 struct BytePerm {
   __device__ static std::uint32_t of(uint4 words) { return __byte_perm(words.x, words.y, words.z); }
@@ -133,7 +151,10 @@ struct BytePerm {
 }  // namespace
 
 void try_copy_async(const uint4* in, const std::int32_t* wanted, uint4* out, Stream stream) {
-  launch(copy_async_kernel, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
+  launch(copy_async_kernel<uint4>, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
+}
+void try_copy_async(const uint2* in, const std::int32_t* wanted, uint2* out, Stream stream) {
+  launch(copy_async_kernel<uint2>, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
 }
 
 void try_load_matrices(bool transposed, const uint4* in, const std::int32_t* rows, std::uint32_t* out, Stream stream) {
@@ -142,7 +163,8 @@ void try_load_matrices(bool transposed, const uint4* in, const std::int32_t* row
 }
 
 void try_multiply_add(const TriedProducts& products, Stream stream) {
-  launch(multiply_add_kernel, {dim3(static_cast<unsigned>(products.tiles)), dim3(kWarpThreads)}, stream, products);
+  const auto kernel = products.operands == Operands::kBf16 ? multiply_add_kernel<Bf16> : multiply_add_kernel<Half>;
+  launch(kernel, {dim3(static_cast<unsigned>(products.tiles)), dim3(kWarpThreads)}, stream, products);
 }
 
 void try_warp_functions(const std::int32_t* in, std::int32_t* out, Stream stream) {
@@ -167,14 +189,20 @@ void try_exp2(const float* in, float* out, int count, Stream stream) { map<Exp2>
 void try_to_bf16(const float* in, std::uint16_t* out, int count, Stream stream) {
   map<ToBf16>(in, out, count, stream);
 }
+void try_to_half(const float* in, std::uint16_t* out, int count, Stream stream) {
+  map<ToHalf>(in, out, count, stream);
+}
 void try_half_to_float(const std::uint16_t* in, float* out, int count, Stream stream) {
   map<HalfToFloat>(in, out, count, stream);
 }
-void try_pack_pair(const float2* in, std::uint32_t* out, int count, Stream stream) {
-  map<PackPair>(in, out, count, stream);
+void try_pack_pair(const float2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
+  operands == Operands::kBf16 ? map<PackPair<Bf16>>(in, out, count, stream) : map<PackPair<Half>>(in, out, count, stream);
 }
-void try_subtract_pairs(const uint2* in, std::uint32_t* out, int count, Stream stream) {
-  map<SubtractPairs>(in, out, count, stream);
+void try_subtract_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
+  operands == Operands::kBf16 ? map<SubtractPairs<Bf16>>(in, out, count, stream) : map<SubtractPairs<Half>>(in, out, count, stream);
+}
+void try_multiply_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
+  operands == Operands::kBf16 ? map<MultiplyPairs<Bf16>>(in, out, count, stream) : map<MultiplyPairs<Half>>(in, out, count, stream);
 }
 void try_byte_perm(const uint4* in, std::uint32_t* out, int count, Stream stream) {
   map<BytePerm>(in, out, count, stream);

@@ -7,22 +7,26 @@
 
 namespace llmsrv::cuda {
 
-constexpr int kTriedCopies = 128;            // of 16 bytes
+enum class Operands { kBf16, kHalf };
+
+constexpr int kTriedCopies = 128;            // chunks
 constexpr int kTriedRows = 32;               // of 8 elements of 16 bits
 constexpr int kTriedWarpResults = 10;        // see try_warp_functions
 constexpr int kTriedSharedBytes = 96 << 10;  // more than a kernel has without asking, and what every target can give
 
 // Copies kTriedCopies chunks into shared memory in two groups; every thread writes a chunk that another has copied.
-// out is in backwards, each half by itself; zeros where `wanted` is 0.
+// out is in backwards, each half by itself; zeros where `wanted` is 0. Chunks are of 16 bytes, or of 8.
 void try_copy_async(const uint4* in, const std::int32_t* wanted, uint4* out, Stream stream);
+void try_copy_async(const uint2* in, const std::int32_t* wanted, uint2* out, Stream stream);
 
 // in: kTriedRows rows in shared memory; lane i gives the address of row rows[i]. out: [lane][4].
 void try_load_matrices(bool transposed, const uint4* in, const std::int32_t* rows, std::uint32_t* out, Stream stream);
 
-// d = c + a b, tile by tile: a [tiles, 16, depth], b [tiles, 8, depth] (columns as rows), c and d [tiles, 16, 8].
-// REQUIRES: depth is a multiple of 16
+// d = c + a b, tile by tile, of either type of operands: a [tiles, 16, depth], b [tiles, 8, depth] (columns as rows), c
+// and d [tiles, 16, 8]. REQUIRES: depth is a multiple of 16
 struct TriedProducts {
-  const std::uint16_t* a = nullptr;  // bf16
+  Operands operands = Operands::kBf16;
+  const std::uint16_t* a = nullptr;
   const std::uint16_t* b = nullptr;
   const float* c = nullptr;
   float* d = nullptr;
@@ -54,10 +58,12 @@ void try_atomics(const std::int32_t* in, std::int32_t* out, int count, Stream st
 // Element by element.
 void try_exp2(const float* in, float* out, int count, Stream stream);
 void try_to_bf16(const float* in, std::uint16_t* out, int count, Stream stream);
+void try_to_half(const float* in, std::uint16_t* out, int count, Stream stream);
 void try_half_to_float(const std::uint16_t* in, float* out, int count, Stream stream);
 // The first of a pair becomes the lower half of a register.
-void try_pack_pair(const float2* in, std::uint32_t* out, int count, Stream stream);
-void try_subtract_pairs(const uint2* in, std::uint32_t* out, int count, Stream stream);
+void try_pack_pair(const float2* in, std::uint32_t* out, int count, Operands operands, Stream stream);
+void try_subtract_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream);
+void try_multiply_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream);
 // Bytes of x and y, as z says.
 void try_byte_perm(const uint4* in, std::uint32_t* out, int count, Stream stream);
 

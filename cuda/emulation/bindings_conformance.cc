@@ -26,9 +26,29 @@ void bind_map(py::module_& module, const char* name, void (*function)(const In*,
       py::arg("in_"), py::arg("out"));
 }
 
-void try_multiply_add(const py::array& a, const py::array& b, const py::array& c, const py::array& d) {
-  cuda::try_multiply_add({pointer<std::uint16_t>(a), pointer<std::uint16_t>(b), pointer<float>(c), pointer<float>(d),
-                          rows_of(a), static_cast<int>(a.shape(2))},
+cuda::Operands operands_named(const std::string& dtype) {
+  if (dtype == "bf16") return cuda::Operands::kBf16;
+  if (dtype == "f16") return cuda::Operands::kHalf;
+  throw std::invalid_argument("no such operands: " + dtype);
+}
+
+// The same of either type of operands.
+template <typename In, typename Out>
+void bind_map(py::module_& module, const char* name,
+              void (*function)(const In*, Out*, int, cuda::Operands, cuda::Stream)) {
+  module.def(
+      name,
+      [function](const py::array& in, const py::array& out, const std::string& dtype) {
+        const int count = bytes_of(out) / static_cast<int>(sizeof(Out));
+        function(elements<const In>(in), elements<Out>(out), count, operands_named(dtype), nullptr);
+      },
+      py::arg("in_"), py::arg("out"), py::arg("dtype"));
+}
+
+void try_multiply_add(const py::array& a, const py::array& b, const py::array& c, const py::array& d,
+                      const std::string& dtype) {
+  cuda::try_multiply_add({operands_named(dtype), pointer<std::uint16_t>(a), pointer<std::uint16_t>(b),
+                          pointer<float>(c), pointer<float>(d), rows_of(a), static_cast<int>(a.shape(2))},
                          nullptr);
 }
 
@@ -42,7 +62,10 @@ void bind_wrappers(py::module_& module) {
   module.def(
       "try_copy_async",
       [](const py::array& in, const py::array& wanted, const py::array& out) {
-        cuda::try_copy_async(elements<uint4>(in), pointer<std::int32_t>(wanted), elements<uint4>(out), nullptr);
+        const auto* mask = pointer<std::int32_t>(wanted);
+        bytes_of(in) == 16 * cuda::kTriedCopies
+            ? cuda::try_copy_async(elements<uint4>(in), mask, elements<uint4>(out), nullptr)
+            : cuda::try_copy_async(elements<uint2>(in), mask, elements<uint2>(out), nullptr);
       },
       py::arg("in_"), py::arg("wanted"), py::arg("out"));
   module.def(
@@ -52,7 +75,8 @@ void bind_wrappers(py::module_& module) {
                                 pointer<std::uint32_t>(out), nullptr);
       },
       py::arg("transposed"), py::arg("in_"), py::arg("rows"), py::arg("out"));
-  module.def("try_multiply_add", &try_multiply_add, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("d"));
+  module.def("try_multiply_add", &try_multiply_add, py::arg("a"), py::arg("b"), py::arg("c"), py::arg("d"),
+             py::arg("dtype"));
   module.def(
       "try_warp_functions",
       [](const py::array& in, const py::array& out) {
@@ -75,9 +99,11 @@ void bind_wrappers(py::module_& module) {
       py::arg("in_"), py::arg("out"));
   bind_map(module, "try_exp2", &cuda::try_exp2);
   bind_map(module, "try_to_bf16", &cuda::try_to_bf16);
+  bind_map(module, "try_to_half", &cuda::try_to_half);
   bind_map(module, "try_half_to_float", &cuda::try_half_to_float);
   bind_map(module, "try_pack_pair", &cuda::try_pack_pair);
   bind_map(module, "try_subtract_pairs", &cuda::try_subtract_pairs);
+  bind_map(module, "try_multiply_pairs", &cuda::try_multiply_pairs);
   bind_map(module, "try_byte_perm", &cuda::try_byte_perm);
 }
 

@@ -20,18 +20,18 @@ def words(rng, *shape):
     return aligned(rng.integers(0, 1 << 32, shape, np.uint32))
 
 
-def mapped(machine, name, values, out_dtype, count):
+def mapped(machine, name, values, out_dtype, count, **options):
     """What an element-by-element function makes of the values, each a row of them."""
     out = aligned(np.full(count, 77, out_dtype))
-    machine.run(name, {"out": out}, in_=aligned(values))
+    machine.run(name, {"out": out}, in_=aligned(values), **options)
     return out
 
 
 @kernel_case
 def asynchronous_copies(machine):
     rng = np.random.default_rng(21)
-    for share in (1.0, 0.5, 0.0):
-        chunks, out = words(rng, 128, 4), words(rng, 128, 4)
+    for share, size in [(1.0, 4), (0.5, 4), (0.0, 4), (1.0, 2), (0.5, 2), (0.0, 2)]:  # in words
+        chunks, out = words(rng, 128, size), words(rng, 128, size)
         wanted = (rng.random(128) < share).astype(np.int32)
         machine.run("try_copy_async", {"out": out}, in_=chunks, wanted=wanted)
         halves = np.split(chunks * wanted[:, None].astype(np.uint32), 2)
@@ -55,26 +55,27 @@ def matrix_loads(machine):
             assert np.array_equal(out, expected)
 
 
-def multiplied(machine, a, b, c):
+def multiplied(machine, a, b, c, dtype):
     """c + a b with b's columns as rows, tile by tile."""
     d = unwritten(c.shape, "f32")
-    a, b = (stored(side, "bf16") for side in (a, b))
-    machine.run("try_multiply_add", {"d": d}, a=a, b=b, c=stored(c, "f32"))
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (stored(side, dtype) for side in (a, b))
+    machine.run("try_multiply_add", {"d": d}, a=a, b=b, c=stored(c, "f32"), dtype=dtype)
     return d
 
 
 @kernel_case
 def matrix_products(machine):
     rng = np.random.default_rng(23)
-    for depth in (16, 48):
+    for dtype, depth in [("bf16", 16), ("bf16", 48), ("f16", 48)]:
         whole = [rng.integers(-9, 10, (4, rows, depth)).astype(np.float32) for rows in (16, 8)]
         start = rng.integers(-99, 100, (4, 16, 8)).astype(np.float32)
-        d = values_of(multiplied(machine, *whole, start))
+        d = values_of(multiplied(machine, *whole, start, dtype))
         assert np.array_equal(d, start + whole[0] @ whole[1].swapaxes(1, 2)), "small integers are exact"
 
         a, b = numbers(rng, 4, 16, depth), numbers(rng, 4, 8, depth)
-        d = values_of(multiplied(machine, a, b, start))
-        a, b = (as_read(to_bf16(side)) for side in (a, b))
+        d = values_of(multiplied(machine, a, b, start, dtype))
+        a, b = (as_read(stored(side, dtype)) for side in (a, b))
         largest = np.abs(start) + np.abs(a) @ np.abs(b).swapaxes(1, 2)
         assert (np.abs(d - start - a @ b.swapaxes(1, 2)) <= 2.0**-18 * largest).all()
 
@@ -85,14 +86,15 @@ def an_element_of_a_product_does_not_depend_on_its_place(machine):
     rng = np.random.default_rng(24)
     places = list(np.ndindex(16, 8))
     at = (np.arange(len(places)), *np.array(places).T)
-    for depth, size in [(16, 1.0), (64, 1.0), (64, 1e30), (64, np.inf), (16, np.nan)]:
+    kinds = [("bf16", 16, 1.0), ("bf16", 64, 1.0), ("bf16", 64, 1e30), ("bf16", 64, np.inf), ("bf16", 16, np.nan)]
+    for dtype, depth, size in [*kinds, ("f16", 64, 1.0), ("f16", 64, np.inf)]:
         row, col, start = numbers(rng, depth), numbers(rng, depth), numbers(rng, 1)
         # The neighbours: ordinary, much larger, or not numbers at all.
         a, b, c = (size * numbers(rng, len(places), *shape) for shape in [(16, depth), (8, depth), (16, 8)])
         a[at[0], at[1]], b[at[0], at[2]], c[at] = row, col, start
-        elements = multiplied(machine, a, b, c)[at].view(np.uint32)
+        elements = multiplied(machine, a, b, c, dtype)[at].view(np.uint32)
         assert np.isfinite(elements.view(np.float32)).all()
-        assert (elements == elements[0]).all(), f"{len(np.unique(elements))} results for one product, {depth=} {size=}"
+        assert (elements == elements[0]).all(), f"{len(np.unique(elements))} results of one product: {dtype} {size}"
 
 
 @further_case
@@ -101,7 +103,8 @@ def a_product_of_zeros_leaves_the_sums_as_they_are(machine):
     rng = np.random.default_rng(25)
     c = numbers(rng, 8, 16, 8) * 2.0 ** rng.integers(-60, 60, (8, 16, 8))
     zeros, others = np.zeros((8, 16, 32), np.float32), 1e3 * numbers(rng, 8, 8, 32)
-    assert np.array_equal(multiplied(machine, zeros, others, c), c.astype(np.float32))
+    for dtype in ("bf16", "f16"):
+        assert np.array_equal(multiplied(machine, zeros, others, c, dtype), c.astype(np.float32))
 
 
 @kernel_case
@@ -187,6 +190,12 @@ def conversions(machine):
     assert np.array_equal(np.isnan(as_read(result)), np.isnan(values))
     assert np.array_equal(result[~np.isnan(values)], expected[~np.isnan(values)])
 
+    values = np.concatenate([values, 10 * numbers(rng, 2000), 2.0 ** -rng.uniform(0, 26, 500)]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    result = mapped(machine, "try_to_half", values, np.uint16, len(values)).view(np.float16)
+    assert np.array_equal(result, expected, equal_nan=True)
+
     bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
     result = mapped(machine, "try_half_to_float", bits, np.float32, len(bits))
     assert np.array_equal(result, bits.view(np.float16).astype(np.float32), equal_nan=True)
@@ -195,15 +204,19 @@ def conversions(machine):
 @further_case
 def pairs_and_bytes(machine):
     rng = np.random.default_rng(32)
-    pairs = numbers(rng, 500, 2)
-    expected = to_bf16(pairs).reshape(-1).view(np.uint32)
-    assert np.array_equal(mapped(machine, "try_pack_pair", pairs, np.uint32, 500), expected)
+    for dtype in ("bf16", "f16"):
+        pairs = numbers(rng, 500, 2)
+        expected = np.ascontiguousarray(stored(pairs, dtype)).view(np.uint32).reshape(-1)
+        assert np.array_equal(mapped(machine, "try_pack_pair", pairs, np.uint32, 500, dtype=dtype), expected)
 
-    # As the packed formats use it: integers whose differences are exact.
-    minuends, subtrahends = (128.0 + rng.integers(0, 128, (500, 2)) for _ in range(2))
-    both = np.concatenate([to_bf16(minuends).view(np.uint32), to_bf16(subtrahends).view(np.uint32)], axis=1)
-    result = mapped(machine, "try_subtract_pairs", both, np.uint32, 500).view(np.uint16)
-    assert np.array_equal(as_read(result).reshape(-1, 2), minuends - subtrahends)
+        # As the packed formats and caches use them: integers whose differences and products are exact.
+        left, right = (128.0 + rng.integers(0, 128, (500, 2)) for _ in range(2))
+        powers = 2.0 ** rng.integers(-6, 1, (500, 2))
+        for name, second, result in [("subtract", right, left - right), ("multiply", powers, left * powers)]:
+            both = np.concatenate([stored(side, dtype).view(np.uint32) for side in (left, second)], axis=1)
+            bits = mapped(machine, f"try_{name}_pairs", both, np.uint32, 500, dtype=dtype)
+            bits = bits.view(np.uint16 if dtype == "bf16" else np.float16)
+            assert np.array_equal(as_read(bits).reshape(-1, 2), result)
 
     chosen = words(rng, 500, 4)
     chosen[:, 2] &= 0x7777
