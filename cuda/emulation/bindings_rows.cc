@@ -16,14 +16,14 @@ void with_type_of(const py::array& memory, const F& f) {
 
 // Calls f with values of both element types, of those pairs that have a kernel.
 template <typename F>
-void with_types_of(const py::array& in, const py::array& out, const F& f) {
+void with_types_of_rows(const py::array& in, const py::array& out, const F& f) {
   if (in.itemsize() == 4 && out.itemsize() == 2) return f(float{}, Bf16{});
   with_type_of(in, [&]<typename T>(T) { f(T{}, T{}); });
 }
 
 void rms_norm(const py::array& in, const py::object& stream, const py::array& weight, const py::array& out, float eps,
               const std::string& use) {
-  with_types_of(in, out, [&]<typename T, typename Out>(T, Out) {
+  with_types_of_rows(in, out, [&]<typename T, typename Out>(T, Out) {
     cuda::RmsNormParams<T, Out> params;
     params.in = matrix_pointer<T>(in);
     params.in_stride = stride_of(in);
@@ -43,7 +43,7 @@ void rms_norm(const py::array& in, const py::object& stream, const py::array& we
 }
 
 void gated_mul(const py::array& in, const py::array& out, const std::string& gate) {
-  with_types_of(in, out, [&]<typename T, typename Out>(T, Out) {
+  with_types_of_rows(in, out, [&]<typename T, typename Out>(T, Out) {
     const cuda::GatedMulParams<T, Out> params{matrix_pointer<T>(in), stride_of(in), matrix_pointer<Out>(out),
                                               stride_of(out),        rows_of(out),  cols_of(out)};
     cuda::gated_mul(params, gate == "silu" ? cuda::Gate::kSilu : cuda::Gate::kGeluTanh, nullptr);
