@@ -119,29 +119,43 @@ __device__ inline void multiply_keys(const T* queries, const Kv* keys, int d, fl
   }
 }
 
+// Products of queries and keys from first_key on, in the layout of multiply_add's result, become scores in units of
+// log2; masked keys get kNothingSeen.
+template <typename T, typename Kv>
+__device__ inline void mask_scores(const AttentionParams<T, Kv>& p, const int (&first)[2], const int (&last)[2],
+                                   int first_key, float (&scores)[kTileKeys / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    LLMSRV_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
+      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
+    }
+  }
+}
+
 // Scores of kTileKeys keys in units of log2, masked keys at kNothingSeen.
 template <typename T, typename Kv, int kDim, int kCols>
 __device__ inline void score_tile(const AttentionParams<T, Kv>& p, const T* queries,
                                   const KvTile<Kv, kDim, kCols>& tile, const int (&first)[2], const int (&last)[2],
                                   int first_key, float (&scores)[kTileKeys / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   LLMSRV_UNROLL
   for (int n = 0; n < kTileKeys / 8; ++n) {
     LLMSRV_UNROLL
     for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
   }
   LLMSRV_UNROLL_BY_4  // more at once needs more registers than there are at head_dim 256
-      for (int d = 0; d < kDim; d += 16) multiply_keys<kDim>(queries, tile.keys, d, scores);
-  LLMSRV_UNROLL
-  for (int n = 0; n < kTileKeys / 8; ++n) {
+  for (int d = 0; d < kDim; d += 16) multiply_keys<kDim>(queries, tile.keys, d, scores);
+  if constexpr (kIsScaled<Kv>) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
     LLMSRV_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int in_tile = n * 8 + lane % 4 * 2 + i % 2;
-      const int key = first_key + in_tile;
-      if constexpr (kIsScaled<Kv>) scores[n][i] *= tile.key_scales[in_tile];
-      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      LLMSRV_UNROLL
+      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.key_scales[n * 8 + lane % 4 * 2 + i % 2];
     }
   }
+  mask_scores(p, first, last, first_key, scores);
 }
 
 // What weights become before they meet the values. A weight times a value's scale may be too small for Half.
@@ -186,6 +200,52 @@ __device__ inline void add_values(const std::uint32_t (&weights)[kTileKeys / 16]
   }
 }
 
+// One step of the softmax of a lane's two rows: scores become weights; `factors` says by what the sums and results so
+// far shrink, of which the sums are done here.
+__device__ inline void soften(float (&scores)[kTileKeys / 8][4], float (&maxima)[2], float (&sums)[2],
+                              float (&factors)[2]) {
+  LLMSRV_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    float max = maxima[half];
+    LLMSRV_UNROLL
+    for (int n = 0; n < kTileKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
+    factors[half] = exp2_fast(maxima[half] - max);
+    maxima[half] = max;
+    sums[half] = __fmul_rn(sums[half], factors[half]);
+    LLMSRV_UNROLL
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      LLMSRV_UNROLL
+      for (int i = half * 2; i < half * 2 + 2; ++i) {
+        // A row that has seen nothing yet has its maximum at kNothingSeen too: its masked keys must not count as 2^0.
+        scores[n][i] = scores[n][i] == kNothingSeen ? 0.0f : exp2_fast(scores[n][i] - max);
+        sums[half] += scores[n][i];
+      }
+    }
+  }
+}
+
+template <int kCols>
+__device__ inline void shrink(RowState<kCols>& state, const float (&factors)[2]) {
+  LLMSRV_UNROLL
+  for (int n = 0; n < kCols / 8; ++n) {
+    LLMSRV_UNROLL
+    for (int i = 0; i < 4; ++i) state.out[n][i] *= factors[i / 2];
+  }
+}
+
+// Weights as multiply_add's first operand, 16 keys each.
+template <typename W>
+__device__ inline void pack_weights(const float (&weights)[kTileKeys / 8][4],
+                                    std::uint32_t (&packed)[kTileKeys / 16][4]) {
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    packed[n / 2][n % 2 * 2] = pack_pair<W>(weights[n][0], weights[n][1]);
+    packed[n / 2][n % 2 * 2 + 1] = pack_pair<W>(weights[n][2], weights[n][3]);
+  }
+}
+
 // One tile of keys: scores, softmax and the weighted sum of kCols columns of the values.
 template <typename T, typename Kv, int kDim, int kCols>
 __device__ inline void attend_tile(const AttentionParams<T, Kv>& p, const T* queries,
@@ -193,42 +253,19 @@ __device__ inline void attend_tile(const AttentionParams<T, Kv>& p, const T* que
                                    int first_key, RowState<kCols>& state) {
   float scores[kTileKeys / 8][4];
   score_tile(p, queries, tile, first, last, first_key, scores);
-  LLMSRV_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    float max = state.max[half];
-    LLMSRV_UNROLL
-    for (int n = 0; n < kTileKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float factor = exp2_fast(state.max[half] - max);
-    state.max[half] = max;
-    state.sum[half] = __fmul_rn(state.sum[half], factor);
-    LLMSRV_UNROLL
-    for (int n = 0; n < kCols / 8; ++n) {
-      state.out[n][half * 2] *= factor;
-      state.out[n][half * 2 + 1] *= factor;
-    }
+  float factors[2];
+  soften(scores, state.max, state.sum, factors);
+  shrink(state, factors);
+  if constexpr (kIsScaled<Kv>) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
     LLMSRV_UNROLL
     for (int n = 0; n < kTileKeys / 8; ++n) {
       LLMSRV_UNROLL
-      for (int i = half * 2; i < half * 2 + 2; ++i) {
-        // A row that has seen nothing yet has its maximum at kNothingSeen too: its masked keys must not count as 2^0.
-        scores[n][i] = scores[n][i] == kNothingSeen ? 0.0f : exp2_fast(scores[n][i] - max);
-        state.sum[half] += scores[n][i];
-      }
+      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.value_scales[n * 8 + lane % 4 * 2 + i % 2];
     }
   }
   std::uint32_t weights[kTileKeys / 16][4];
-  LLMSRV_UNROLL
-  for (int n = 0; n < kTileKeys / 8; ++n) {
-    if constexpr (kIsScaled<Kv>) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-      LLMSRV_UNROLL
-      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.value_scales[n * 8 + lane % 4 * 2 + i % 2];
-    }
-    weights[n / 2][n % 2 * 2] = pack_pair<WeightOf<T, Kv>>(scores[n][0], scores[n][1]);
-    weights[n / 2][n % 2 * 2 + 1] = pack_pair<WeightOf<T, Kv>>(scores[n][2], scores[n][3]);
-  }
+  pack_weights<WeightOf<T, Kv>>(scores, weights);
   add_values<T>(weights, tile.values, state);
 }
 
