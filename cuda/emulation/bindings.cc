@@ -35,6 +35,7 @@ void bind_emulator(py::module_& module) {
   module.def("leave_out_nothing", [] { options().left_out = {}; });
   module.def("reached_sites", &sites);
   module.def("forget_sites", [] { reached_sites().clear(); });
+  module.def("sum_products_backwards", [](bool backwards) { options().products_sum_backwards = backwards; });
   module.def("watch", [](const py::array& memory, const std::string& name) {
     watch_global(memory.data(), static_cast<std::size_t>(memory.nbytes()), name);
   });
@@ -52,6 +53,7 @@ void bind_emulator(py::module_& module) {
 PYBIND11_MODULE(LLMSRV_EMULATED_MODULE, module) {
   llmsrv::emulation::bind_emulator(module);
   llmsrv::emulation::bind_attention(module);
+  llmsrv::emulation::bind_hopper(module);
   llmsrv::emulation::bind_linear(module);
   llmsrv::emulation::bind_rows(module);
   llmsrv::emulation::bind_sampling(module);

@@ -27,6 +27,7 @@ inline int rows_of(const pybind11::array& memory) { return static_cast<int>(memo
 inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memory.shape(1)); }
 
 void bind_attention(pybind11::module_& module);
+void bind_hopper(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
