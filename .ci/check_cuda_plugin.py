@@ -25,8 +25,15 @@ REQUIRED = {
     "packed_linear_kernel": ("HMMA",),
     "packed_gemm_kernel": ("HMMA", "LDGSTS"),
 }
+# Kernels for one target alone: products of warp groups, copies of boxes, barriers that count bytes, moved registers.
+REQUIRED_ON = {
+    "sm_90a": {
+        "attend_prefill_hopper_kernel": ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"),
+        "compare_products_kernel": ("HGMMA", "HMMA"),
+    }
+}
 # Instances of a kernel, pairs of types times head sizes: bf16 queries over three types of keys, fp16 over two.
-INSTANCES = {"attend_segment_kernel": 5 * 5, "attend_prefill_kernel": 5 * 5}
+INSTANCES = {"attend_segment_kernel": 5 * 5, "attend_prefill_kernel": 5 * 5, "attend_prefill_hopper_kernel": 2}
 SPILLS = ("LDL", "STL")  # local memory: registers that did not suffice, or an array that is indexed at run time
 
 
@@ -63,13 +70,17 @@ def wrong_code(code: dict[str, dict[str, Counter[str]]]) -> list[str]:
         for kernel, instructions in kernels.items():
             if spilled := sum(instructions[name] for name in SPILLS):
                 wrong.append(f"{target} {kernel}: {spilled} accesses to local memory")
-            for part, required in REQUIRED.items():
+            for part, required in (REQUIRED | REQUIRED_ON.get(target, {})).items():
                 missing = [name for name in required if part in kernel and not instructions[name]]
                 wrong += [f"{target} {kernel}: no {name}" for name in missing]
-        for part in REQUIRED:
+        for part in REQUIRED | REQUIRED_ON.get(target, {}):
             found, wanted = sum(part in kernel for kernel in kernels), INSTANCES.get(part, 1)
             if found < wanted:
                 wrong.append(f"{target}: {found} of {part}, not {wanted}")
+        elsewhere = {part for other, parts in REQUIRED_ON.items() if other != target for part in parts}
+        wrong += [
+            f"{target} {kernel}: is for another target" for kernel in kernels if any(p in kernel for p in elsewhere)
+        ]
     return wrong
 
 

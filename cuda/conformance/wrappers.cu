@@ -11,10 +11,12 @@ constexpr int kSharedThreads = 256;
 constexpr int kSharedWords = kTriedSharedBytes / static_cast<int>(sizeof(std::uint32_t));
 
 __device__ void copy_chunk(uint4* to, const uint4* from, bool wanted) { copy_async_16(to, from, wanted); }
-__device__ void copy_chunk(uint2* to, const uint2* from, bool wanted) { copy_async_8(to, from, wanted); }
+__device__ void copy_chunk(std::uint32_t* to, const std::uint32_t* from, bool wanted) {
+  copy_async_4(to, from, wanted);
+}
 
 __device__ void fill(uint4& chunk) { chunk = {~0u, ~0u, ~0u, ~0u}; }
-__device__ void fill(uint2& chunk) { chunk = {~0u, ~0u}; }
+__device__ void fill(std::uint32_t& chunk) { chunk = ~0u; }
 
 template <typename T>
 __global__ void copy_async_kernel(const T* in, const std::int32_t* wanted, T* out) {
@@ -153,8 +155,8 @@ struct BytePerm {
 void try_copy_async(const uint4* in, const std::int32_t* wanted, uint4* out, Stream stream) {
   launch(copy_async_kernel<uint4>, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
 }
-void try_copy_async(const uint2* in, const std::int32_t* wanted, uint2* out, Stream stream) {
-  launch(copy_async_kernel<uint2>, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
+void try_copy_async(const std::uint32_t* in, const std::int32_t* wanted, std::uint32_t* out, Stream stream) {
+  launch(copy_async_kernel<std::uint32_t>, {dim3(1), dim3(kCopyThreads)}, stream, in, wanted, out);
 }
 
 void try_load_matrices(bool transposed, const uint4* in, const std::int32_t* rows, std::uint32_t* out, Stream stream) {

@@ -15,9 +15,9 @@ constexpr int kTriedWarpResults = 10;        // see try_warp_functions
 constexpr int kTriedSharedBytes = 96 << 10;  // more than a kernel has without asking, and what every target can give
 
 // Copies kTriedCopies chunks into shared memory in two groups; every thread writes a chunk that another has copied.
-// out is in backwards, each half by itself; zeros where `wanted` is 0. Chunks are of 16 bytes, or of 8.
+// out is in backwards, each half by itself; zeros where `wanted` is 0. Chunks are of 16 bytes, or of 4.
 void try_copy_async(const uint4* in, const std::int32_t* wanted, uint4* out, Stream stream);
-void try_copy_async(const uint2* in, const std::int32_t* wanted, uint2* out, Stream stream);
+void try_copy_async(const std::uint32_t* in, const std::int32_t* wanted, std::uint32_t* out, Stream stream);
 
 // in: kTriedRows rows in shared memory; lane i gives the address of row rows[i]. out: [lane][4].
 void try_load_matrices(bool transposed, const uint4* in, const std::int32_t* rows, std::uint32_t* out, Stream stream);

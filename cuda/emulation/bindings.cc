@@ -38,6 +38,7 @@ void bind_emulator(py::module_& module) {
   module.def("leave_out_nothing", [] { options().left_out = {}; });
   module.def("reached_sites", &sites);
   module.def("forget_sites", [] { reached_sites().clear(); });
+  module.def("sum_products_backwards", [](bool backwards) { options().products_sum_backwards = backwards; });
   module.def("watch", [](const py::array& memory, const std::string& name) {
     watch_global(memory.data(), static_cast<std::size_t>(memory.nbytes()), name);
   });

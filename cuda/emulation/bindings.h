@@ -60,6 +60,7 @@ cuda::PackedFormat format_named(const std::string& name);
 
 void bind_attention(pybind11::module_& module);
 void bind_conformance(pybind11::module_& module);
+void bind_hopper(pybind11::module_& module);
 void bind_library(pybind11::module_& module);  // of the host alone
 void bind_linear(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
@@ -67,6 +68,7 @@ void bind_sampling(pybind11::module_& module);
 inline void bind_launches(pybind11::module_& module) {
   bind_attention(module);
   bind_conformance(module);
+  bind_hopper(module);
   bind_linear(module);
   bind_rows(module);
   bind_sampling(module);

@@ -3,11 +3,14 @@
 
 #include "cuda/emulation/cache_arrays.h"
 #include "cuda/launch/attention.h"
+#include "cuda/launch/attention_hopper.h"
 
 namespace py = pybind11;
 
 namespace llmsrv::emulation {
 namespace {
+
+using cuda::Bf16;
 
 // ranges: [n, 3], first row, rows and context of each; block ids of all ranges one after the other.
 struct Ranges {
@@ -50,6 +53,12 @@ void paged_attention(const py::array& queries, const py::array& cache, const KvS
     if (params.has_soft_cap) params.soft_cap = soft_cap.cast<float>();
     Ranges made = make_ranges(ranges, params.cache.block_size, params.window);
     params.ranges = in_reach(made.on_device);
+    if constexpr (std::is_same_v<T, Bf16> && std::is_same_v<Kv, Bf16>) {
+      const auto blocks = static_cast<std::size_t>(cache.size()) / params.cache.block_elements();
+      if (kernel == "hopper") {
+        return cuda::attend_prefill_hopper(params, static_cast<int>(blocks), made.grid, nullptr);
+      }
+    }
     if (kernel == "prefill") return cuda::attend_prefill(params, made.grid, nullptr);
 
     const auto count = static_cast<std::size_t>(made.partials * params.heads);

@@ -65,7 +65,7 @@ void bind_wrappers(py::module_& module) {
         const auto* mask = pointer<std::int32_t>(wanted);
         bytes_of(in) == 16 * cuda::kTriedCopies
             ? cuda::try_copy_async(elements<uint4>(in), mask, elements<uint4>(out), nullptr)
-            : cuda::try_copy_async(elements<uint2>(in), mask, elements<uint2>(out), nullptr);
+            : cuda::try_copy_async(elements<std::uint32_t>(in), mask, elements<std::uint32_t>(out), nullptr);
       },
       py::arg("in_"), py::arg("wanted"), py::arg("out"));
   module.def(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/emulation/fiber.h"
+#include "cuda/emulation/hopper.h"
 #include "cuda/emulation/race.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -36,7 +37,7 @@ constexpr unsigned kWarp = 32;
 constexpr unsigned kThreadsMax = 1024;
 constexpr unsigned char kNeverWritten = 0xff;  // NaN in every floating-point format
 
-enum class Wait : std::uint8_t { kReady, kBlock, kCollective, kDone };
+enum class Wait : std::uint8_t { kReady, kBlock, kCollective, kEvent, kDone };
 
 struct Copy {
   void* to;
@@ -50,6 +51,7 @@ struct BlockThread : Thread {
   explicit BlockThread(std::size_t stack_bytes) : fiber(stack_bytes) {}
   Fiber fiber;
   Wait wait = Wait::kReady;
+  const void* event = nullptr;  // of Wait::kEvent
   Location location;
   std::vector<Copy> open_copies;              // since the last commit
   std::deque<std::vector<Copy>> copy_groups;  // committed and not waited for
@@ -81,14 +83,6 @@ bool same_place(const Location& a, const Location& b) {
   return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
-// True when this barrier is to be passed by.
-bool left_out(const Location& location) {
-  const std::string file = location.file_name();
-  const Site site{file.substr(file.rfind('/') + 1), location.line()};
-  reached_sites().insert(site);
-  return site == options().left_out;
-}
-
 // One block's threads, and who of them may run. The stacks are kept between blocks and launches.
 class Block : public Context {
  public:
@@ -104,7 +98,9 @@ class Block : public Context {
   void arrive_at_barrier(const Location& location);
   Meeting& meeting(unsigned mask, const Location& location);
   void finish(Meeting& meeting);
-  bool copy_lands_now();
+  bool happens_now();
+  void wake(const void* event);
+  std::uint64_t random();
   void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);
 
  private:
@@ -114,7 +110,6 @@ class Block : public Context {
   void release_barrier();
   void make_ready(BlockThread& thread);
   [[noreturn]] void fail_deadlocked();
-  std::uint64_t random();
 
   std::vector<std::unique_ptr<BlockThread>> threads_;
   std::vector<Warp> warps_;
@@ -216,7 +211,7 @@ void Block::run_threads() {
     }
     bool progressed = false;
     for (const unsigned warp : sequence) progressed |= run_warp(warp);
-    if (!progressed) fail_deadlocked();
+    if (!progressed && !land_late_copy()) fail_deadlocked();
   }
 }
 
@@ -322,9 +317,15 @@ void Block::exit_thread() {
   }
 }
 
-bool Block::copy_lands_now() {
+bool Block::happens_now() {
   if (options().order == Order::kShuffled) return (random() & 1) != 0;
   return options().order == Order::kReverse;
+}
+
+void Block::wake(const void* event) {
+  for (const auto& thread : threads_) {
+    if (thread->wait == Wait::kEvent && thread->event == event) make_ready(*thread);
+  }
 }
 
 void* Block::static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
@@ -342,13 +343,30 @@ void Block::fail_deadlocked() {
   for (const auto& thread : threads_) {
     if (thread->wait == Wait::kDone || told++ == 4) continue;
     what += " thread " + std::to_string(thread->linear) + " waits at " + describe(thread->location) +
-            (thread->wait == Wait::kBlock ? " for its block;" : " for its warp;");
+            (thread->wait == Wait::kBlock   ? " for its block;"
+             : thread->wait == Wait::kEvent ? " for an event;"
+                                            : " for its warp;");
     if (told == 4) break;
   }
   throw Error(what + " " + std::to_string(live_) + " of " + std::to_string(threads_.size()) + " threads are live");
 }
 
 }  // namespace
+
+bool left_out(const Location& location) {
+  const std::string file = location.file_name();
+  const Site site{file.substr(file.rfind('/') + 1), location.line()};
+  reached_sites().insert(site);
+  return site == options().left_out;
+}
+
+bool happens_now() { return block().happens_now(); }
+std::uint64_t random_number() { return block().random(); }
+void wait_for_event(const void* event, const Location& location) {
+  block().self().event = event;
+  block().wait(Wait::kEvent, location);
+}
+void wake(const void* event) { block().wake(event); }
 
 void fail(const std::string& what, const Location& location) {
   const uint3 at = context->block_index;
@@ -399,7 +417,7 @@ void copy_async(void* to, const void* from, std::size_t bytes, bool wanted, cons
   if (addresses % bytes != 0) fail("an asynchronous copy is not aligned to its size", location);
   race_access(to, bytes, {true, false, __builtin_return_address(0)});
   Copy copy{to, from, bytes, wanted, false};
-  if (block().copy_lands_now()) {
+  if (block().happens_now()) {
     land(copy);
   } else {
     std::memset(to, kNeverWritten, bytes);
@@ -450,7 +468,9 @@ void run(const LaunchShape& shape, void (*body)(void*), void* data) {
         block.shared = static_cast<unsigned char*>(shared.get());
         block.shared_bytes = shape.shared_bytes;
         race_block_begins(shared.get(), shape.shared_bytes);
+        hopper_block_begins(static_cast<unsigned>(threads));
         block.run_at({x, y, z});
+        hopper_block_ends();
         race_block_ends();
       }
     }

@@ -57,6 +57,7 @@ enum class Order { kForward, kReverse, kShuffled };
 struct Options {
   Order order = Order::kForward;
   std::uint64_t seed = 1;
+  bool products_sum_backwards = false;  // those of hopper.h, unlike all others: a device on which they disagree
   Site left_out;  // passes this barrier or wait by, to see whether the tests notice; none when the line is 0
   std::size_t stack_bytes = 256 << 10;
   std::size_t shared_bytes_max = 227 << 10;
@@ -92,6 +93,16 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);
 void copy_async(void* to, const void* from, std::size_t bytes, bool wanted, const Location& location);
 void commit_copies();
 void wait_for_copies(unsigned groups_left, const Location& location);
+
+// What copies and multiplications beside the threads are made of (hopper.h).
+// True when this barrier or wait is to be passed by.
+bool left_out(const Location& location);
+// Whether what may happen at any time from now on happens at once.
+bool happens_now();
+std::uint64_t random_number();
+// Waits until somebody wakes those that wait for `event`.
+void wait_for_event(const void* event, const Location& location);
+void wake(const void* event);
 
 // One kernel launch; returns when all blocks have run. Throws Error.
 struct LaunchShape {

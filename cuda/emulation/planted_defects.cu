@@ -1,5 +1,6 @@
 #include "cuda/emulation/planted_defects.h"
 
+#include "cuda/kernels/device_hopper.cuh"
 #include "cuda/kernels/reduce.cuh"
 
 namespace llmsrv::cuda {
@@ -72,6 +73,69 @@ __global__ void warp_functions(int* out) {
   out[64 + lane] = static_cast<int>(warp_sum(static_cast<float>(lane)));
 }
 
+enum class BoxDefect { kNone, kHiddenBarrier, kTooManyArrivals, kTooManyBytes, kWrongPlace, kLeftUnderWay };
+
+// Copies 8 rows of 64 elements into shared memory and, swizzled as they are, back to `memory`.
+__global__ void copy_box_there_and_back(int* memory, const LLMSRV_GRID_CONSTANT TileMap map, BoxDefect defect) {
+  LLMSRV_DYNAMIC_SHARED(shared);
+  unsigned char* tile = shared + (kPatternBytes - shared_address(shared) % kPatternBytes) % kPatternBytes;
+  auto* const landed = reinterpret_cast<std::uint64_t*>(tile + kPatternBytes);
+  init_barrier(landed, 1);
+  if (defect != BoxDefect::kHiddenBarrier) show_barriers();
+  arrive_expecting(landed, kPatternBytes + (defect == BoxDefect::kTooManyBytes ? 16 : 0));
+  if (defect == BoxDefect::kTooManyArrivals) arrive(landed);
+  copy_box(defect == BoxDefect::kWrongPlace ? tile - 128 : tile, map, 0, 0, landed);
+  if (defect == BoxDefect::kLeftUnderWay) return;
+  wait_for_phase(landed, 0);
+  for (int i = 0; i < kPatternBytes / 4; ++i) memory[i] = reinterpret_cast<const int*>(tile)[i];
+}
+
+enum class ProductDefect { kNone, kNoFence, kWrongPattern, kNoWait };
+
+// The product of ones and ones.
+__global__ void multiply_ones(int* out, ProductDefect defect) {
+  LLMSRV_DYNAMIC_SHARED(shared);
+  unsigned char* tile = shared + (kPatternBytes - shared_address(shared) % kPatternBytes) % kPatternBytes;
+  constexpr std::uint32_t kOnes = 0x3f803f80;
+  for (unsigned chunk = threadIdx.x; chunk < 32 * 8; chunk += kWarpGroupThreads) {
+    store_for_products(tile + chunk * 16, {kOnes, kOnes, kOnes, kOnes});
+  }
+  fence_async_proxy();
+  __syncthreads();
+  const std::uint32_t a[4] = {kOnes, kOnes, kOnes, kOnes};
+  float d[4][4] = {};
+  if (defect != ProductDefect::kNoFence) fence_products(d);
+  start_product<false>(d, a, rows_of_tile(defect == ProductDefect::kWrongPattern ? tile + 256 : tile), true);
+  commit_products();
+  if (defect != ProductDefect::kNoWait) wait_for_products<0>(d);
+  out[threadIdx.x] = static_cast<int>(d[3][3]);
+}
+
+constexpr std::size_t kHopperPlantedBytes = 6 << 10;
+
+bool run_planted_hopper(const std::string& name, int* memory) {
+  const auto box = [&](BoxDefect defect) {
+    const TileMap map = make_tile_map({reinterpret_cast<const Bf16*>(memory), 8, kSwizzleCols, 8});
+    launch(copy_box_there_and_back, {dim3(1), dim3(1), kHopperPlantedBytes}, nullptr, memory, map, defect);
+    return true;
+  };
+  const auto product = [&](ProductDefect defect) {
+    launch(multiply_ones, {dim3(1), dim3(kWarpGroupThreads), kHopperPlantedBytes}, nullptr, memory, defect);
+    return true;
+  };
+  if (name == "box copy") return box(BoxDefect::kNone);
+  if (name == "barrier that copies may not see") return box(BoxDefect::kHiddenBarrier);
+  if (name == "too many arrivals") return box(BoxDefect::kTooManyArrivals);
+  if (name == "bytes that never come") return box(BoxDefect::kTooManyBytes);
+  if (name == "box at a wrong place") return box(BoxDefect::kWrongPlace);
+  if (name == "box left under way") return box(BoxDefect::kLeftUnderWay);
+  if (name == "product") return product(ProductDefect::kNone);
+  if (name == "product without a fence") return product(ProductDefect::kNoFence);
+  if (name == "product of a wrong pattern") return product(ProductDefect::kWrongPattern);
+  if (name == "product left under way") return product(ProductDefect::kNoWait);
+  return false;
+}
+
 }  // namespace
 
 void run_planted(const std::string& name, int* memory) {
@@ -94,6 +158,7 @@ void run_planted(const std::string& name, int* memory) {
   if (name == "too much shared memory") {
     return launch(warp_functions, {dim3(1), dim3(32), std::size_t{228} << 10}, nullptr, memory);
   }
+  if (run_planted_hopper(name, memory)) return;
   throw std::invalid_argument("no such planted kernel: " + name);
 }
 

@@ -6,7 +6,7 @@
 // scores: two sets of sums of 256 columns do not fit into registers.
 // Shared memory: 64 queries and two tiles: at head_dim 128 51 KiB, with one-byte keys 35 KiB.
 // Bytes moved: per 64 rows the keys and values they see, from L2 when other row tiles run beside it.
-// Assumes: head_dim is a multiple of 16; block_size a power of two.
+// Assumes: head_dim is a multiple of 16; block_size a power of two; the cache of a layer takes less than 64 GiB.
 #pragma once
 
 #include "cuda/kernels/attention_tile.cuh"

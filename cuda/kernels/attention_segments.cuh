@@ -6,7 +6,7 @@
 // Shared memory: 16 queries and two tiles: at head_dim 128 38 KiB, with one-byte keys 22 KiB.
 // Bytes moved: the keys and values of the context once per 16 packed rows; per row, head and segment head_dim + 2
 // floats out, and in again by the merge (at group 8 3 % of the first, with one-byte keys 6 %).
-// Assumes: head_dim is a multiple of 16; block_size a power of two.
+// Assumes: head_dim is a multiple of 16; block_size a power of two; the cache of a layer takes less than 64 GiB.
 #pragma once
 
 #include "cuda/kernels/attention_tile.cuh"

@@ -42,7 +42,8 @@ struct TileScales {};
 template <typename Kv>
   requires kIsScaled<Kv>
 struct TileScales<Kv> {
-  float2 scales[kTileKeys];  // of key and value
+  float key_scales[kTileKeys];
+  float value_scales[kTileKeys];
 };
 template <typename Kv, int kDim, int kCols>
 struct alignas(16) KvTile : TileScales<Kv> {
@@ -118,12 +119,27 @@ __device__ inline void multiply_keys(const T* queries, const Kv* keys, int d, fl
   }
 }
 
+// Products of queries and keys from first_key on, in the layout of multiply_add's result, become scores in units of
+// log2; masked keys get kNothingSeen.
+template <typename T, typename Kv>
+__device__ inline void mask_scores(const AttentionParams<T, Kv>& p, const int (&first)[2], const int (&last)[2],
+                                   int first_key, float (&scores)[kTileKeys / 8][4]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    LLMSRV_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int key = first_key + n * 8 + lane % 4 * 2 + i % 2;
+      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
+    }
+  }
+}
+
 // Scores of kTileKeys keys in units of log2, masked keys at kNothingSeen.
 template <typename T, typename Kv, int kDim, int kCols>
 __device__ inline void score_tile(const AttentionParams<T, Kv>& p, const T* queries,
                                   const KvTile<Kv, kDim, kCols>& tile, const int (&first)[2], const int (&last)[2],
                                   int first_key, float (&scores)[kTileKeys / 8][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   LLMSRV_UNROLL
   for (int n = 0; n < kTileKeys / 8; ++n) {
     LLMSRV_UNROLL
@@ -131,16 +147,15 @@ __device__ inline void score_tile(const AttentionParams<T, Kv>& p, const T* quer
   }
   LLMSRV_UNROLL_BY_4  // more at once needs more registers than there are at head_dim 256
   for (int d = 0; d < kDim; d += 16) multiply_keys<kDim>(queries, tile.keys, d, scores);
-  LLMSRV_UNROLL
-  for (int n = 0; n < kTileKeys / 8; ++n) {
+  if constexpr (kIsScaled<Kv>) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
     LLMSRV_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int in_tile = n * 8 + lane % 4 * 2 + i % 2;
-      const int key = first_key + in_tile;
-      if constexpr (kIsScaled<Kv>) scores[n][i] *= tile.scales[in_tile].x;
-      scores[n][i] = key >= first[i / 2] && key <= last[i / 2] ? p.score_of(scores[n][i]) : kNothingSeen;
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      LLMSRV_UNROLL
+      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.key_scales[n * 8 + lane % 4 * 2 + i % 2];
     }
   }
+  mask_scores(p, first, last, first_key, scores);
 }
 
 // What weights become before they meet the values. A weight times a value's scale may be too small for Half.
@@ -185,6 +200,52 @@ __device__ inline void add_values(const std::uint32_t (&weights)[kTileKeys / 16]
   }
 }
 
+// One step of the softmax of a lane's two rows: scores become weights; `factors` says by what the sums and results so
+// far shrink, of which the sums are done here.
+__device__ inline void soften(float (&scores)[kTileKeys / 8][4], float (&maxima)[2], float (&sums)[2],
+                              float (&factors)[2]) {
+  LLMSRV_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    float max = maxima[half];
+    LLMSRV_UNROLL
+    for (int n = 0; n < kTileKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
+    factors[half] = exp2_fast(maxima[half] - max);
+    maxima[half] = max;
+    sums[half] = __fmul_rn(sums[half], factors[half]);
+    LLMSRV_UNROLL
+    for (int n = 0; n < kTileKeys / 8; ++n) {
+      LLMSRV_UNROLL
+      for (int i = half * 2; i < half * 2 + 2; ++i) {
+        // A row that has seen nothing yet has its maximum at kNothingSeen too: its masked keys must not count as 2^0.
+        scores[n][i] = scores[n][i] == kNothingSeen ? 0.0f : exp2_fast(scores[n][i] - max);
+        sums[half] += scores[n][i];
+      }
+    }
+  }
+}
+
+template <int kCols>
+__device__ inline void shrink(RowState<kCols>& state, const float (&factors)[2]) {
+  LLMSRV_UNROLL
+  for (int n = 0; n < kCols / 8; ++n) {
+    LLMSRV_UNROLL
+    for (int i = 0; i < 4; ++i) state.out[n][i] *= factors[i / 2];
+  }
+}
+
+// Weights as multiply_add's first operand, 16 keys each.
+template <typename W>
+__device__ inline void pack_weights(const float (&weights)[kTileKeys / 8][4],
+                                    std::uint32_t (&packed)[kTileKeys / 16][4]) {
+  LLMSRV_UNROLL
+  for (int n = 0; n < kTileKeys / 8; ++n) {
+    packed[n / 2][n % 2 * 2] = pack_pair<W>(weights[n][0], weights[n][1]);
+    packed[n / 2][n % 2 * 2 + 1] = pack_pair<W>(weights[n][2], weights[n][3]);
+  }
+}
+
 // One tile of keys: scores, softmax and the weighted sum of kCols columns of the values.
 template <typename T, typename Kv, int kDim, int kCols>
 __device__ inline void attend_tile(const AttentionParams<T, Kv>& p, const T* queries,
@@ -192,42 +253,19 @@ __device__ inline void attend_tile(const AttentionParams<T, Kv>& p, const T* que
                                    int first_key, RowState<kCols>& state) {
   float scores[kTileKeys / 8][4];
   score_tile(p, queries, tile, first, last, first_key, scores);
-  LLMSRV_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    float max = state.max[half];
-    LLMSRV_UNROLL
-    for (int n = 0; n < kTileKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
-    const float factor = exp2_fast(state.max[half] - max);
-    state.max[half] = max;
-    state.sum[half] = __fmul_rn(state.sum[half], factor);
-    LLMSRV_UNROLL
-    for (int n = 0; n < kCols / 8; ++n) {
-      state.out[n][half * 2] *= factor;
-      state.out[n][half * 2 + 1] *= factor;
-    }
+  float factors[2];
+  soften(scores, state.max, state.sum, factors);
+  shrink(state, factors);
+  if constexpr (kIsScaled<Kv>) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
     LLMSRV_UNROLL
     for (int n = 0; n < kTileKeys / 8; ++n) {
       LLMSRV_UNROLL
-      for (int i = half * 2; i < half * 2 + 2; ++i) {
-        // A row that has seen nothing yet has its maximum at kNothingSeen too: its masked keys must not count as 2^0.
-        scores[n][i] = scores[n][i] == kNothingSeen ? 0.0f : exp2_fast(scores[n][i] - max);
-        state.sum[half] += scores[n][i];
-      }
+      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.value_scales[n * 8 + lane % 4 * 2 + i % 2];
     }
   }
   std::uint32_t weights[kTileKeys / 16][4];
-  LLMSRV_UNROLL
-  for (int n = 0; n < kTileKeys / 8; ++n) {
-    if constexpr (kIsScaled<Kv>) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-      LLMSRV_UNROLL
-      for (int i = 0; i < 4; ++i) scores[n][i] *= tile.scales[n * 8 + lane % 4 * 2 + i % 2].y;
-    }
-    weights[n / 2][n % 2 * 2] = pack_pair<WeightOf<T, Kv>>(scores[n][0], scores[n][1]);
-    weights[n / 2][n % 2 * 2 + 1] = pack_pair<WeightOf<T, Kv>>(scores[n][2], scores[n][3]);
-  }
+  pack_weights<WeightOf<T, Kv>>(scores, weights);
   add_values<T>(weights, tile.values, state);
 }
 
@@ -243,32 +281,39 @@ __device__ inline void finish_segment(RowState<kCols>& state) {
 
 // Starts the copies of kTileKeys keys and of kCols columns of their values from the cache into shared memory, by
 // `threads` threads of whole warps. Keys outside [begin, end) become zeros: what stands there was never written, and
-// 0 * NaN would be NaN.
+// 0 * NaN would be NaN. Places in the cache are counted in 16 bytes, to be one register each.
 template <typename Kv, int kDim, int kCols>
 __device__ inline void load_tile(const KvLayout<Kv>& cache, const std::int32_t* blocks, int kv_head, int first_key,
                                  int begin, int end, int first_col, int threads, KvTile<Kv, kDim, kCols>& tile) {
+  constexpr int kElements = 16 / sizeof(Kv);
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const int mine = first_key + lane;  // each lane looks one key up for its warp
   const bool is_mine_wanted = mine >= begin && mine < end;
-  const std::size_t my_key = is_mine_wanted ? cache.key_of(blocks, kv_head, mine) : std::size_t{0};
-  const auto load_rows = [&](const Kv* from, Kv* to, auto cols) {
-    constexpr int kElements = 16 / sizeof(Kv);
+  const auto tokens = static_cast<std::uint32_t>(cache.kv_heads * cache.block_size);
+  const auto my_token = static_cast<std::uint32_t>(kv_head * cache.block_size + (mine & (cache.block_size - 1)));
+  const std::uint32_t my_block =
+      is_mine_wanted ? static_cast<std::uint32_t>(blocks[mine >> cache.block_shift]) * cache.block_chunks() : 0;
+  const std::uint32_t my_key = my_block + my_token * (kDim / kElements);
+  const auto load_rows = [&](std::uint32_t side, Kv* to, auto cols) {
     constexpr int kChunks = decltype(cols)::value / kElements;
     for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kChunks; i += threads) {
       const int row = i / kChunks;
-      const int col = i % kChunks * kElements;
+      const int chunk = i % kChunks;
+      const std::uint32_t from = __shfl_sync(kAllLanes, my_key, row) + side + static_cast<std::uint32_t>(chunk);
       const bool wanted = first_key + row >= begin && first_key + row < end;
-      copy_async_16(to + row * kPitch<Kv, decltype(cols)::value> + col,
-                    from + __shfl_sync(kAllLanes, my_key, row) + col, wanted);
+      copy_async_16(to + row * kPitch<Kv, decltype(cols)::value> + chunk * kElements, cache.chunk(wanted ? from : 0),
+                    wanted);
     }
   };
-  load_rows(cache.data, tile.keys, std::integral_constant<int, kDim>{});
-  load_rows(cache.data + cache.half_block() + first_col, tile.values, std::integral_constant<int, kCols>{});
+  const std::uint32_t half = tokens * (kDim / kElements);
+  load_rows(0, tile.keys, std::integral_constant<int, kDim>{});
+  load_rows(half + static_cast<std::uint32_t>(first_col / kElements), tile.values,
+            std::integral_constant<int, kCols>{});
   if constexpr (kIsScaled<Kv>) {
     if (static_cast<int>(threadIdx.x) >= kTileKeys) return;
-    const float2* scales =
-        is_mine_wanted ? cache.scales_of(blocks, kv_head, mine) : reinterpret_cast<const float2*>(cache.data);
-    copy_async_8(&tile.scales[lane], scales, is_mine_wanted);
+    const auto* scales = reinterpret_cast<const float2*>(cache.chunk(my_block + 2 * half)) + my_token;
+    copy_async_4(&tile.key_scales[lane], &scales->x, is_mine_wanted);
+    copy_async_4(&tile.value_scales[lane], &scales->y, is_mine_wanted);
   }
 }
 

@@ -45,10 +45,10 @@ __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool w
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
-// The same of 8 bytes.
-__device__ __forceinline__ void copy_async_8(void* to, const void* from, bool wanted) {
-  const int bytes = wanted ? 8 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+// The same of 4 bytes.
+__device__ __forceinline__ void copy_async_4(void* to, const void* from, bool wanted) {
+  const int bytes = wanted ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -146,8 +146,8 @@ void launch(void (*kernel)(P...), const Grid& grid, Stream stream, A&&... argume
 inline void copy_async_16(void* to, const void* from, bool wanted, LLMSRV_HERE) {
   emulation::copy_async(to, from, 16, wanted, location);
 }
-inline void copy_async_8(void* to, const void* from, bool wanted, LLMSRV_HERE) {
-  emulation::copy_async(to, from, 8, wanted, location);
+inline void copy_async_4(void* to, const void* from, bool wanted, LLMSRV_HERE) {
+  emulation::copy_async(to, from, 4, wanted, location);
 }
 inline void commit_copies() { emulation::commit_copies(); }
 template <int kGroups>

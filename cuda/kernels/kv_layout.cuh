@@ -20,6 +20,13 @@ struct KvLayout {
   __host__ __device__ std::size_t block_elements() const {
     return 2 * half_block() + (kIsScaled<T> ? head_tokens() * sizeof(float2) : 0);
   }
+  // In units of 16 bytes, of which a layer has less than 2^32. REQUIRES: head_dim * sizeof(T) is a multiple of 16
+  __device__ std::uint32_t block_chunks() const {
+    return static_cast<std::uint32_t>(block_elements() * sizeof(T) / 16);
+  }
+  __device__ const T* chunk(std::uint32_t index) const {
+    return data + static_cast<std::size_t>(index) * (16 / sizeof(T));
+  }
   // Element 0 of the key of token `offset` of a block; its value is half_block() behind it.
   __device__ std::size_t key_at(int block, int head, int offset) const {
     return static_cast<std::size_t>(block) * block_elements() +

@@ -30,7 +30,7 @@ def mapped(machine, name, values, out_dtype, count, **options):
 @kernel_case
 def asynchronous_copies(machine):
     rng = np.random.default_rng(21)
-    for share, size in [(1.0, 4), (0.5, 4), (0.0, 4), (1.0, 2), (0.5, 2), (0.0, 2)]:  # in words
+    for share, size in [(1.0, 4), (0.5, 4), (0.0, 4), (1.0, 1), (0.5, 1), (0.0, 1)]:  # in words
         chunks, out = words(rng, 128, size), words(rng, 128, size)
         wanted = (rng.random(128) < share).astype(np.int32)
         machine.run("try_copy_async", {"out": out}, in_=chunks, wanted=wanted)
