@@ -6,6 +6,7 @@ Ends after a case that broke the device: nothing can be said about the next ones
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
@@ -42,27 +43,29 @@ def all_cases():
     return {case.__name__: case for case in cases}
 
 
-def listed(wanted):
-    """Names of cases by their file, read without the modules that they need."""
-    import ast
-
+def listed(wrappers):
+    """Names of cases, those of wrappers or all others, read without the modules that they need."""
     for path in sorted((TESTS / "emulation").glob("*_cases.py")):
-        if (path.name == "wrapper_cases.py") != wanted:
-            continue
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and any(
-                isinstance(mark, ast.Name) and mark.id in ("kernel_case", "further_case")
-                for mark in node.decorator_list
-            ):
-                yield node.name
+        if (path.name == "wrapper_cases.py") == wrappers:
+            yield from names_in(path)
+
+
+def names_in(path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and any(
+            isinstance(mark, ast.Name) and mark.id in ("kernel_case", "further_case") for mark in node.decorator_list
+        ):
+            yield node.name
 
 
 def conformance_names():
     return list(listed(True))
 
 
-def kernel_names():
-    return list(listed(False))
+def kernel_names(capability):
+    """Of a device of this compute capability; None is the emulator, which has all instructions."""
+    others = set() if capability in (None, "9.0") else set(names_in(TESTS / "emulation" / "hopper_cases.py"))
+    return [name for name in listed(False) if name not in others]
 
 
 def small_names(names):

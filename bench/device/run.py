@@ -50,7 +50,11 @@ class Run:
 
     def correctness(self, part):
         """Runs cases; each failure is a line."""
-        names = conformance_names() if part == "conformance" else kernel_names()
+        names = (
+            conformance_names()
+            if part == "conformance"
+            else kernel_names(self.environment.get("LLMSRV_DEVICE_CAPABILITY"))
+        )
         if self.args.small:
             names = small_names(names)
         outcome = run_sanitizer(self, names) if part == "sanitizer" else run_cases(self, names, self.deadline(part))
@@ -108,6 +112,7 @@ def open_run(args, folder):
         environment = build.environment_for(built)
         described = build.describe(environment)
         environment["LLMSRV_DEVICE_NAME"] = described["name"]
+        environment["LLMSRV_DEVICE_CAPABILITY"] = described["capability"]
         where = f"{described['name']}: {json.dumps(described)}"
     run = Run(args, environment, folder / ("emulated.jsonl" if args.emulate else "device.jsonl"))
     run.end -= time.monotonic() - begin
