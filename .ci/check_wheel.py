@@ -8,6 +8,7 @@ from pathlib import Path
 SIZE_MAX_BYTES = 10 << 20
 IMPORT_MAX_S = 0.3
 REQUIRED = (
+    "llmsrv/_commit.py",
     "llmsrv/_core.pyi",
     "llmsrv/py.typed",
     "llmsrv/serve/http_api/dashboard.html",

@@ -49,23 +49,22 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
-               std::vector<int> processors)
-    : Engine(
-          std::move(weights), config, threads, [&isa](ThreadPool& pool) { return make_backend(pool, isa); },
-          std::move(processors)) {}
+Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
+               const std::string& isa)
+    : Engine(std::move(weights), config, std::move(team),
+             [&isa](ThreadPool& pool) { return make_backend(pool, isa); }) {}
 
-Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
-               const BackendFactory& make_backend, std::vector<int> processors)
+Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
+               const BackendFactory& make_backend)
     : weights_(std::move(weights)),
       config_(checked(config, *weights_)),
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
-      pool_(threads, std::move(processors)),
-      backend_(make_backend(pool_)),
-      plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_, threads)),
+      team_(std::move(team)),
+      backend_(make_backend(team_->pool())),
+      plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_, team_->pool().size())),
       memory_(plan_, *backend_),
       decoder_(*weights_, *backend_, memory_.cache(), decoder_limits(config_)),
-      sampler_(weights_->spec().vocab_size, config_.max_num_seqs, pool_),
+      sampler_(weights_->spec().vocab_size, config_.max_num_seqs, team_->pool()),
       limits_(scheduler_limits(config_, plan_)),
       scheduler_(limits_),
       inbox_({config_.max_queued_requests, config_.max_queued_tokens}),
@@ -131,9 +130,12 @@ void Engine::shutdown() {
 }
 
 void Engine::run() {
-  pool_.pin_owner();
+  team_->pool().pin_owner();
   try {
-    memory_.start();
+    {
+      const Team::Turn turn(*team_);
+      memory_.start();
+    }
     while (!stopping_) step();
     end_everything(FinishReason::kAborted);
   } catch (const std::exception& error) {
@@ -149,16 +151,23 @@ void Engine::run() {
 }
 
 void Engine::step() {
+  Team::Turn turn(*team_);  // before all else: the plan has what came while others computed
   apply_inbox();
   end_expired();
   const StepPlan& plan = plan_step();
   update_stats(plan);
-  if (plan.empty()) return rest();
+  const bool computes = !plan.empty();
+  if (computes) compute(plan);
+  turn.release();  // before what may wait: a slow reader of this model holds up no other one
+  send();
+  if (!computes) rest();
+}
+
+void Engine::compute(const StepPlan& plan) {
   note_plan(plan);
   if (!memory_.is_here()) memory_.take();
   memory_.move_blocks(plan);
   run_step(plan);
-  send();
 }
 
 const StepPlan& Engine::plan_step() {
@@ -205,7 +214,7 @@ void Engine::apply_inbox() {
     const auto found = requests_.find(ending.key);
     if (found != requests_.end()) end_request(*found->second, ending.reason);
   }
-  send();
+  tell();
 }
 
 void Engine::clear_cache(std::promise<int>& answer) {
@@ -222,7 +231,7 @@ void Engine::end_expired() {
     std::erase(live.expiries, *expiry);
     look_at(live, *expiry, now_s);
   }
-  if (!outputs_.empty()) send();
+  if (!outputs_.empty()) tell();
 }
 
 // `live` may be gone afterwards.
@@ -378,8 +387,8 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
     output.index = choice.index;
     output.prompt_logprobs.resize(static_cast<std::size_t>(count));
     std::atomic<bool> finite{true};
-    pool_.run([&](int member) {
-      const ThreadPool::Range share = pool_.share(count, member);
+    team_->pool().run([&](int member) {
+      const ThreadPool::Range share = team_->pool().share(count, member);
       for (int i = share.begin; i < share.end; ++i) {
         const std::span<const float> row(logits.f32_row(i), static_cast<std::size_t>(logits.cols));
         if (!all_finite(row)) {
@@ -527,6 +536,12 @@ void Engine::end_everything(const std::variant<FinishReason, Status>& how) {
 void Engine::send() {
   sample_scheduler(0);
   outbox_.push(outputs_);
+}
+
+// The same in the middle of a turn, in which nothing may wait: what finds no room is sent at its end.
+void Engine::tell() {
+  sample_scheduler(0);
+  outbox_.offer(outputs_);
 }
 
 void Engine::sample_scheduler(int planned_tokens) {

@@ -1,4 +1,5 @@
-// One model on one device, serving many requests: owns the engine thread, whose loop is step().
+// One model on one device, serving many requests: owns the engine thread, whose loop is step(). Several engines may
+// share one team of compute threads, which each of them has for a step at a time.
 //
 // Thread rule: public methods may be called from any thread; everything else is the engine thread's. Outside events
 // enter through the inbox and are applied at one point of a step; results leave through the outbox. Invariants: every
@@ -20,7 +21,6 @@
 #include <variant>
 #include <vector>
 
-#include "cpp/base/thread_pool.h"
 #include "cpp/engine/config.h"
 #include "cpp/engine/expiry.h"
 #include "cpp/engine/inbox.h"
@@ -32,6 +32,7 @@
 #include "cpp/engine/stats.h"
 #include "cpp/engine/step_cost.h"
 #include "cpp/engine/step_trace.h"
+#include "cpp/engine/team.h"
 #include "cpp/model/decoder.h"
 #include "cpp/model/weights.h"
 #include "cpp/ops/backend.h"
@@ -46,13 +47,12 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
-  // not fit, too little memory, or an impossible `isa`. `processors`: where the team runs, as for ThreadPool; its owner
-  // is the engine thread. REQUIRES: threads >= 1
-  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
-         std::vector<int> processors = {});
+  // not fit, too little memory, or an impossible `isa`. REQUIRES: there is a team
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
+         const std::string& isa);
   // The same, on a backend of the caller's making.
-  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, int threads,
-         const BackendFactory& make_backend, std::vector<int> processors = {});
+  Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
+         const BackendFactory& make_backend);
   // Calls shutdown().
   ~Engine();
 
@@ -95,6 +95,7 @@ class Engine {
   void expire_at(LiveRequest& live, ExpiryKind kind, double time_s);
   const StepPlan& plan_step();
   void rest();
+  void compute(const StepPlan& plan);
   void run_step(const StepPlan& plan);
   void begin_batch();
   void begin(Submission submission);
@@ -112,6 +113,7 @@ class Engine {
   void drop_sequence(SequenceId id);
   void end_everything(const std::variant<FinishReason, Status>& how);
   void send();
+  void tell();
   void update_stats(const StepPlan& plan);
   void sample_scheduler(int planned_tokens);
   void count_outcome(const std::string& outcome);
@@ -121,7 +123,7 @@ class Engine {
   const EngineConfig config_;
   const std::uint64_t seed_;  // of requests that bring none
 
-  ThreadPool pool_;
+  const std::shared_ptr<Team> team_;
   std::unique_ptr<Backend> backend_;
   MemoryPlan plan_;
   KvMemory memory_;

@@ -8,7 +8,17 @@ namespace llmsrv {
 void Outbox::push(std::vector<Output>& outputs) {
   if (outputs.empty()) return;
   std::unique_lock lock(mutex_);
-  emptied_.wait(lock, [&] { return !limited_ || pending_.size() < capacity_; });
+  emptied_.wait(lock, [&] { return has_room(); });
+  append(outputs);
+}
+
+void Outbox::offer(std::vector<Output>& outputs) {
+  if (outputs.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (has_room()) append(outputs);
+}
+
+void Outbox::append(std::vector<Output>& outputs) {
   pending_.insert(pending_.end(), std::make_move_iterator(outputs.begin()), std::make_move_iterator(outputs.end()));
   outputs.clear();
   filled_.notify_one();

@@ -1,5 +1,5 @@
 // Outputs on their way to the front end. Bounded: when nobody takes them, the engine waits instead of growing.
-// Thread rule: push() by the engine thread, the rest by any thread.
+// Thread rule: push() and offer() by the engine thread, the rest by any thread.
 #pragma once
 
 #include <chrono>
@@ -18,16 +18,21 @@ class Outbox {
 
   // Appends all of `outputs` and empties it. Waits while the outbox is full, until lift_limit().
   void push(std::vector<Output>& outputs);
+  // The same if there is room; else nothing.
+  void offer(std::vector<Output>& outputs);
 
   // Waits up to `timeout` for outputs and takes all of them. Empty means time-out or closed, never an error.
   std::vector<Output> take_all(std::chrono::milliseconds timeout);
 
-  // From now on push() never waits: the engine is about to end and must not depend on a reader.
+  // From now on there is always room: the engine is about to end and must not depend on a reader.
   void lift_limit();
   // Nothing more will be pushed: take_all() returns what is there without waiting.
   void close();
 
  private:
+  bool has_room() const { return !limited_ || pending_.size() < capacity_; }  // with mutex_ held
+  void append(std::vector<Output>& outputs);                                  // likewise
+
   const std::size_t capacity_;
   std::mutex mutex_;
   std::condition_variable filled_;

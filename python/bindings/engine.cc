@@ -34,10 +34,20 @@ bool abort_id(Engine& engine, const std::string& id) {
 
 void register_engine(py::module_& module) {
   const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<Team, std::shared_ptr<Team>>(module, "Team")
+      .def(py::init<int, std::vector<int>>(), release, py::arg("threads"), py::arg("processors") = std::vector<int>())
+      .def_property_readonly("asking", &Team::asking);
   py::class_<Engine>(module, "Engine")
+      .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
+                       const std::string& isa) {
+             return std::make_unique<Engine>(std::move(weights), config, std::move(team), isa);
+           }),
+           release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("team").none(false),
+           py::arg("isa") = "")
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
                        const std::string& isa, std::vector<int> processors) {
-             return std::make_unique<Engine>(std::move(weights), config, threads, isa, std::move(processors));
+             auto team = std::make_shared<Team>(threads, std::move(processors));
+             return std::make_unique<Engine>(std::move(weights), config, std::move(team), isa);
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
            py::arg("isa") = "", py::arg("processors") = std::vector<int>())

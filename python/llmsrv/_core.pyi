@@ -1,7 +1,7 @@
 """Typed face of the compiled core. One class per bound concept; names and units are the core's own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from typing_extensions import Buffer
 
@@ -347,13 +347,25 @@ class EngineStats:
     seconds_since_progress: float
     requests: dict[str, int]  # by outcome: a finish reason or a status code's name
 
+class Team:
+    """Compute threads. Engines that share them have them by turns, a step each."""
+
+    def __init__(self, threads: int, processors: Sequence[int] = ()) -> None:
+        """`processors`: where the threads run, one for each, all engine threads on the first; empty: anywhere."""
+    @property
+    def asking(self) -> int:
+        """How many engines have the turn or wait for it, now."""
+
 class Engine:
     """Owns the engine thread. All methods may be called from any thread; none needs the event loop."""
 
+    @overload
+    def __init__(self, weights: Weights, config: EngineConfig, *, team: Team, isa: str = "") -> None: ...
+    @overload
     def __init__(
         self, weights: Weights, config: EngineConfig, *, threads: int, isa: str = "", processors: Sequence[int] = ()
     ) -> None:
-        """`processors`: where the threads run, one for each, the engine thread on the first; empty: anywhere."""
+        """With a team of its own."""
     def submit(self, request: Request) -> int:
         """Checks a request and puts it into the inbox, or raises StatusError now. Returns the request's key."""
     def validate(self, request: Request) -> list[tuple[str, str]]:

@@ -42,10 +42,12 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version."""
+    """Print the version, and the commit where the build knew it."""
     import llmsrv
+    from llmsrv.commit import built_commit
 
-    print(f"llmsrv {llmsrv.__version__}")
+    commit = built_commit()
+    print(f"llmsrv {llmsrv.__version__}" + (f" ({commit})" if commit else ""))
 
 
 @app.command()
@@ -119,15 +121,15 @@ def demo(
 
 @app.command(context_settings=AS_A_DAEMON)
 def plan(context: typer.Context) -> None:
-    """Print the memory plan of a model, and how many sequences fit, without loading it. Status 1 when it does not fit.
+    """Print the memory plan, and how many sequences fit, without loading a model. Status 1 when it does not fit.
 
     Takes every option of llmsrv-grpc.
     """
-    from llmsrv.engine import plan_engine
+    from llmsrv.engine import plan_engines
 
-    settings = settings_of(context, "Prints the memory plan of a model, without loading it.")
+    settings = settings_of(context, "Prints the memory plan, without loading a model.")
     try:
-        plan_engine(settings.options, report=print)
+        plan_engines(settings.options.apart(), report=print)
     except (ValueError, OSError, ImportError) as error:
         _fail(error)
 

@@ -46,6 +46,7 @@ def top(
     address: Annotated[str, typer.Option(help="HOST:PORT of the server's gRPC listener.")] = DEFAULT_ADDRESS,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two samples.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one sample and end.")] = False,
+    model: Annotated[str, typer.Option(help="Which one to look at. Default: the server's first.")] = "",
     api_key: ApiKey = "",
     tls: Tls = False,
     ca: CaFile = None,
@@ -57,7 +58,7 @@ def top(
     from llmsrv.top import run_top
 
     try:
-        run_top(Remote(address, api_key, tls, ca), interval, once=once or not sys.stdout.isatty())
+        run_top(Remote(address, api_key, tls, ca), interval, once=once or not sys.stdout.isatty(), model=model)
     except OSError as error:
         _fail(error)
     except KeyboardInterrupt:

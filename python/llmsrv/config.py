@@ -9,7 +9,7 @@ figure that is worked out from the model (engine.py).
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="EngineOptions")
@@ -18,11 +18,14 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
 TIMEOUT_MAX_S = 1_000_000  # in ms it fits an int
+UNIX_PREFIX = "unix:"  # of an address that is the path of a Unix socket
 # What `--dtype` is when nothing is asked for.
 DEFAULT_DTYPE = "auto"
 # Tables of the configuration file, in the order in which they are shown.
 TABLES = ("orchestrator", "serving", "distributed")
 _PERMISSION_MODES = ("standard", "strict")
+# Of one among several. A path that begins as paths do, with a slash, a dot or a tilde, is no name.
+_MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@/-]*"
 _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "bfloat16", "float32"),
@@ -103,6 +106,12 @@ def parse_origins(text: str | None) -> tuple[str, ...]:
     return origins
 
 
+def parse_model(text: str) -> tuple[str | None, str]:
+    """A model and its name from "NAME=MODEL"; without a name from all else, also from a path that has a = in it."""
+    name, equals, model = text.partition("=")
+    return (name, model) if equals and re.fullmatch(_MODEL_NAME, name) else (None, text)
+
+
 def parse_tenant_weight(text: str) -> tuple[str, float]:
     """A tenant and its weight from "NAME=WEIGHT"; the name may have a = in it."""
     name, equals, weight = text.rpartition("=")
@@ -121,13 +130,16 @@ def _option(
     written: str | None = None,
     unset: str | None = None,
     repeated: str | None = None,
+    entry: type = float,
+    required: bool = False,
     table: str = "serving",
     opens: Literal["read", "write", "folder"] | None = None,
 ) -> Any:  # noqa: ANN401
     """A dataclass field that is also a flag, a key of the configuration file and an environment variable.
 
     `writer`: makes text of a value that `parser` reads as the same. `written`: the default as one would write it.
-    `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping.
+    `unset`: the word that `parser` reads as None. `repeated`: the flag of one entry, for a field that is a mapping of
+    names to `entry`s. `required`: it may not be left out; then an entry without a name is the field's whole value.
     `opens`: the value is the path of a file that the process reads again later, or of one that it writes, or of a
     folder in which it makes files.
     """
@@ -138,10 +150,13 @@ def _option(
         "written": written,
         "unset": unset,
         "repeated": repeated,
+        "entry": entry,
         "table": table,
         "opens": opens,
     }
-    return field(default_factory=dict, metadata=metadata) if repeated else field(default=default, metadata=metadata)
+    if repeated and not required:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
@@ -154,7 +169,14 @@ def _duration(help_text: str, default_s: float) -> Any:  # noqa: ANN401
 class EngineOptions:
     """What to load and within which limits. Raises ValueError when a value is impossible whatever the model."""
 
-    model: str = _option("GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m.")
+    model: str | Mapping[str, str] = _option(
+        "GGUF file, Hugging Face folder, hub id, or a demo model: smollm2-135m. Several, as NAME=MODEL each, are "
+        "served side by side, under these names; each has what the other options say, and the first is the default.",
+        parser=parse_model,
+        repeated="--model",
+        entry=str,
+        required=True,
+    )
     device: str = _option("Where the model runs: cpu, cuda, or auto, which takes cuda where that can be used.", "auto")
     dtype: str = _option(
         "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
@@ -242,8 +264,7 @@ class EngineOptions:
     prefix_hash_bits: int = _option("Bits of the prefix cache's hash. Fewer only test what collisions do.", 128)
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError("model: must not be empty")
+        self._check_model()
         self._check_choices(_CHOICES)
         for name in ("threads", "max_model_len", "kv_cache_memory"):
             value = getattr(self, name)
@@ -276,6 +297,19 @@ class EngineOptions:
         if self.quantization and self.dtype == "float32":
             raise ValueError("quantization: cannot be combined with dtype float32")
 
+    def _check_model(self) -> None:
+        if not isinstance(self.model, str):
+            raise ValueError("model: must be one model; a daemon serves several")
+        if not self.model:
+            raise ValueError("model: must not be empty")
+
+    @property
+    def model_source(self) -> str:
+        """Where the model is. REQUIRES: it is one; of several, ServeConfig.apart() has the options of each."""
+        if isinstance(self.model, str):
+            return self.model
+        raise TypeError("these are the options of several models")
+
     def _check_choices(self, choices_of: Mapping[str, tuple[str, ...]]) -> None:
         for name, choices in choices_of.items():
             if getattr(self, name) not in (*choices, getattr(type(self), name)):
@@ -304,10 +338,24 @@ class ServeConfig(EngineOptions):
     )
     host: str = _option("Address to listen on, or unix:/path for a Unix socket.", "127.0.0.1")
     port: int = _option("gRPC port; 0 picks a free one and prints it.", 50051)
-    http_host: str = _option("Address to listen on for HTTP.", "127.0.0.1")
+    http_host: str = _option(
+        "Address to listen on for HTTP, or unix:/path for a Unix socket, which needs no port.", "127.0.0.1"
+    )
     http_port: int | None = _option(
         "Serve the OpenAI-compatible HTTP API on this port, too; 0 picks a free one and prints it. Default: no HTTP.",
         None,
+    )
+    admin_host: str = _option(
+        "Address of the administrators' gRPC listener, or unix:/path for a Unix socket, which needs no port.",
+        "127.0.0.1",
+    )
+    admin_port: int | None = _option(
+        "Serve AdminService and channelz on this gRPC port and no longer on --port; 0 picks a free one and prints it. "
+        "Default: they are on --port.",
+        None,
+    )
+    reflection: bool = _option(
+        "Tell gRPC clients on --port which services there are. The administrators' listener always does.", True
     )
     api_key_file: str | None = _option(
         "File of API keys, their limits and weights; LLMSRV_API_KEY holds a key itself. Default: no key is needed.",
@@ -376,9 +424,7 @@ class ServeConfig(EngineOptions):
         if self.permission_mode not in _PERMISSION_MODES:
             raise ValueError(f"permission_mode: must be {' or '.join(_PERMISSION_MODES)}, not {self.permission_mode!r}")
         self._check_security()
-        for name in ("port", "http_port"):
-            if not 0 <= (getattr(self, name) or 0) <= 65535:
-                raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        self._check_addresses()
         for name in ("drain_timeout", "drain_withdrawal"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, not {getattr(self, name)}")
@@ -386,10 +432,33 @@ class ServeConfig(EngineOptions):
         for name in times:
             if not 1e-3 <= getattr(self, name) <= TIMEOUT_MAX_S:
                 raise ValueError(f"{name}: must be from 1 ms to {TIMEOUT_MAX_S} s, not {getattr(self, name)} s")
-        if self.host == "unix:":
-            raise ValueError("host: unix: needs a path")
         if self.served_model_name == "":
             raise ValueError("served_model_name: must not be empty")
+
+    def apart(self) -> "dict[str | None, ServeConfig]":
+        """The options of each model under the name that clients use, in their order. None: a name of its own."""
+        if isinstance(self.model, str):
+            return {self.served_model_name: self}
+        return {name: replace(self, model=source) for name, source in self.model.items()}
+
+    def _check_model(self) -> None:
+        if isinstance(self.model, str):
+            super()._check_model()
+        else:
+            self._check_models(self.model)
+
+    def _check_models(self, models: Mapping[str, str]) -> None:
+        if not models:
+            raise ValueError("model: must not be empty")
+        for name, source in models.items():
+            if not re.fullmatch(_MODEL_NAME, name):
+                raise ValueError(f"model: {name!r} is not a name: write letters, digits and . _ : @ / -")
+            if not source:
+                raise ValueError(f"model: {name!r} must not be empty")
+        if self.served_model_name is not None:
+            raise ValueError("served_model_name: cannot be combined with a model that has a name")
+        if self.trace_steps is not None and len(models) > 1:
+            raise ValueError("trace_steps: cannot be combined with several models: the file is for the steps of one")
 
     def _check_operations(self) -> None:
         self._check_choices(_SERVE_CHOICES)
@@ -399,6 +468,36 @@ class ServeConfig(EngineOptions):
             )
         if self.otlp_endpoint is not None and self.permission_mode == "strict":
             raise ValueError("otlp_endpoint: cannot be combined with permission_mode strict, which connects nowhere")
+
+    @property
+    def serves_http(self) -> bool:
+        """Whether there is an HTTP listener."""
+        return self.http_port is not None or self.http_host.startswith(UNIX_PREFIX)
+
+    @property
+    def separates_admin(self) -> bool:
+        """Whether administrators have a gRPC listener of their own."""
+        return self.admin_port is not None or self.admin_host.startswith(UNIX_PREFIX)
+
+    def _check_addresses(self) -> None:
+        for name in ("port", "http_port", "admin_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ValueError(f"{name}: must be in 0..65535, not {getattr(self, name)}")
+        paths: set[str] = set()
+        for name in ("host", "http_host", "admin_host"):
+            host = getattr(self, name)
+            if not host.startswith(UNIX_PREFIX):
+                continue
+            if host == UNIX_PREFIX:
+                raise ValueError(f"{name}: unix: needs a path")
+            if host in paths:
+                raise ValueError(f"{name}: another listener has the socket {host}")
+            paths.add(host)
+        for name in ("http", "admin"):
+            if getattr(self, f"{name}_port") is not None and getattr(self, f"{name}_host").startswith(UNIX_PREFIX):
+                raise ValueError(f"{name}_port: a Unix socket ({name}_host) has no port")
+        if self.admin_host != type(self).admin_host and not self.separates_admin:
+            raise ValueError("admin_host: needs admin_port")
 
     def _check_security(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -5,9 +5,9 @@ imported only when something is loaded, so that `import llmsrv` and a command's 
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,18 +16,19 @@ from typing import TYPE_CHECKING
 from llmsrv.config import EngineOptions
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.memory import (
+    Planned,
     available_bytes,
-    check_plan,
+    check_plans,
     core_config,
     describe_plan,
     describe_room,
-    fit,
+    describe_sum,
     matrix_formats,
-    plan_memory,
+    plan_together,
     resident_bytes,
 )
 from llmsrv.params import SamplingParams
-from llmsrv.team import choose_team
+from llmsrv.team import Team, choose_team
 
 if TYPE_CHECKING:
     from llmsrv import _core
@@ -212,56 +213,131 @@ def load_engine(options: EngineOptions, *, report: Report | None = None, name: s
 
     `report` takes one line at a time; without it nothing is printed, a progress bar neither.
     """
+    return load_engines({name: options}, report=report)[0]
+
+
+def load_engines(options: Mapping[str | None, EngineOptions], *, report: Report | None = None) -> list[LoadedModel]:
+    """The same for several models, by the names that clients use: one plan of memory, one team of compute threads.
+
+    None stands for a model's own name. REQUIRES: the options differ in the model alone.
+    """
+    from llmsrv import _core
+
+    sources = _inspect_all(options, report)
+    # The tokenizer is built beside the weights: both spend most of their time without the GIL.
+    with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool, ExitStack() as started:
+        texts = [pool.submit(_load_text, each.files) for each in sources]
+        planned = _plan(sources, report or _silent)
+        check_plans(planned, available_bytes())
+        team = choose_team(sources[0].options)
+        threads = _core.Team(team.threads, team.processors)
+        models: list[LoadedModel] = []
+        for source, plan, text in zip(sources, planned, texts, strict=True):
+            with source.blamed():
+                models.append(_load(source, plan, text, threads, team))
+            started.callback(models[-1].engine.shutdown)
+        started.pop_all()  # all are there
+    return models
+
+
+def _load(
+    source: "_Source",
+    planned: Planned,
+    text: "Future[tuple[Tokenizer, ChatTemplate | None]]",
+    threads: "_core.Team",
+    team: Team,
+) -> LoadedModel:
+    """Loads what was planned and starts its engine."""
     from llmsrv import _core
     from llmsrv.weights.load import PackedCache, load_weights
 
-    _check_device(options)
-    tell = report or _silent
-    clock = _Clock(tell)
-    files = _inspect(options, report)
-    clock.lap(f"read {files.path.name}: {files.architecture} {files.quantization}".rstrip())
-    # The tokenizer is built beside the weights: both spend most of their time without the GIL.
-    with ThreadPoolExecutor(1, thread_name_prefix="llmsrv-load") as pool:
-        text = pool.submit(_load_text, files)
-        config, plan = _plan(files, options, tell)
-        check_plan(files, plan, config, available_bytes())
-        team = choose_team(options)
-        cache = PackedCache(config.packed_cache, files, tell) if config.packed_cache else None
-        with _weights_progress(report) as progress:
-            weights = load_weights(
-                files, dtype=config.weights_dtype, threads=team.threads, progress=progress, cache=cache
-            )
-        clock.lap(f"mapped the weights from {cache.path}" if cache and cache.was_used else "loaded the weights")
-        tokenizer, template = text.result()
+    files, config, clock = source.files, planned.config, _Clock(source.tell)
+    cache = PackedCache(config.packed_cache, files, source.tell) if config.packed_cache else None
+    with _weights_progress(source) as progress:
+        weights = load_weights(files, dtype=config.weights_dtype, threads=team.threads, progress=progress, cache=cache)
+    clock.lap(f"mapped the weights from {cache.path}" if cache and cache.was_used else "loaded the weights")
+    tokenizer, template = text.result()
     clock.lap("waited for the tokenizer")
     eos_token_ids = sorted({*files.eos_token_ids, *tokenizer.eos_token_ids})
     own_config = core_config(config, eos_token_ids)
-    core = _core.Engine(weights, own_config, threads=team.threads, processors=team.processors)
+    core = _core.Engine(weights, own_config, team=threads)
     clock.lap(f"started the engine on {core.device}, {team.placement},")
     return LoadedModel(
-        name=name or _default_name(options.model, files.path),
+        name=source.name,
         architecture=files.architecture,
         quantization=files.quantization or config.quantization or "",
         engine=Engine(core),
         tokenizer=tokenizer,
         chat_template=template,
-        defaults=_defaults(files, tell) if config.generation_config == "auto" else SamplingParams(),
+        defaults=_defaults(files, source.tell) if config.generation_config == "auto" else SamplingParams(),
         eos_token_ids=eos_token_ids,
         vocab_size=files.spec.vocab_size,
         max_model_len=own_config.max_model_len,
         max_position=files.spec.max_position,
         config=config,
-        plan=plan,
+        plan=planned.plan,
     )
 
 
-def plan_engine(options: EngineOptions, *, report: Report) -> None:
-    """Reports what load_engine() would take, from the model's headers alone. Raises ValueError or OSError likewise."""
-    _check_device(options)
-    files = _inspect(options, report)
-    config, plan = _plan(files, options, report)
-    report(describe_room(plan, config))
-    check_plan(files, plan, config, available_bytes())
+def plan_engines(options: Mapping[str | None, EngineOptions], *, report: Report) -> None:
+    """Reports what load_engines() would take, from the models' headers alone. Raises ValueError or OSError likewise."""
+    sources = _inspect_all(options, report)
+    planned = _plan(sources, report)
+    for source, each in zip(sources, planned, strict=True):
+        source.tell(describe_room(each.plan, each.config))
+    check_plans(planned, available_bytes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A model whose headers are read."""
+
+    name: str
+    options: EngineOptions
+    files: "ModelFiles"
+    report: Report | None
+    is_one_of_several: bool
+
+    def tell(self, line: str) -> None:
+        """Reports a line, with the model's name if there are others."""
+        if self.report is not None:
+            self.report(f"{self.name}: {line}" if self.is_one_of_several else line)
+
+    def blamed(self) -> AbstractContextManager[None]:
+        """What is raised names the model if there are others."""
+        return _blamed(self.name if self.is_one_of_several else None)
+
+
+def _inspect_all(options: Mapping[str | None, EngineOptions], report: Report | None) -> list[_Source]:
+    _check_device(next(iter(options.values())))
+    several = len(options) > 1
+    sources = []
+    for name, each in options.items():
+        clock = _Clock(report or _silent)
+        with _blamed(name if several else None):
+            files = _inspect(each, report)
+        source = _Source(
+            name=name or _default_name(each.model_source, files.path),
+            options=each,
+            files=files,
+            report=report,
+            is_one_of_several=several,
+        )
+        clock.lap(f"read {files.path.name}: {files.architecture} {files.quantization}".rstrip())
+        sources.append(source)
+    return sources
+
+
+@contextmanager
+def _blamed(name: str | None) -> Iterator[None]:
+    """Puts the model's name before what is wrong with it."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if name is None:
+            raise
+        kind = ValueError if isinstance(error, ValueError) else OSError
+        raise kind(f"model {name}: {error}") from None
 
 
 def _check_device(options: EngineOptions) -> None:
@@ -295,23 +371,31 @@ def _inspect(options: EngineOptions, report: Report | None) -> "ModelFiles":
     from llmsrv.weights.progress import FetchProgress, no_progress
 
     with nullcontext(no_progress) if report is None else FetchProgress() as fetching:
-        path = resolve_model(options.model, progress=fetching)
+        path = resolve_model(options.model_source, progress=fetching)
     return inspect_model(path)
 
 
-def _plan(files: "ModelFiles", options: EngineOptions, report: Report) -> "tuple[EngineOptions, _core.MemoryPlan]":
-    if options.gpu_memory_utilization is not None:
+def _plan(sources: Sequence[_Source], report: Report) -> list[Planned]:
+    """Plans and reports them. Raises ValueError for a model that does not fit into its own limits."""
+    if sources[0].options.gpu_memory_utilization is not None:
         report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
-    config = fit(files, options, report)
-    plan = plan_memory(files, config)
-    report(describe_plan(plan, config, process_bytes=resident_bytes()))
-    return config, plan
+    process_bytes, several = resident_bytes(), len(sources) > 1
+    planned = plan_together({each.name: (each.files, each.options) for each in sources}, available_bytes())
+    for source, each in zip(sources, planned, strict=True):
+        for note in each.notes:
+            source.tell(note)
+        source.tell(describe_plan(each.plan, each.config, process_bytes=None if several else process_bytes))
+    if several:
+        report(describe_sum(planned, process_bytes=process_bytes))
+    return planned
 
 
-def _weights_progress(report: Report | None) -> "AbstractContextManager[ProgressCallback]":
+def _weights_progress(source: _Source) -> "AbstractContextManager[ProgressCallback]":
     from llmsrv.weights.progress import no_progress, show_progress
 
-    return nullcontext(no_progress) if report is None else show_progress("weights")
+    if source.report is None:
+        return nullcontext(no_progress)
+    return show_progress(f"weights of {source.name}" if source.is_one_of_several else "weights")
 
 
 def _load_text(files: "ModelFiles") -> "tuple[Tokenizer, ChatTemplate | None]":

@@ -81,7 +81,7 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
         help=help_text,
         type=_checked(option.parse_flag),
         action="append" if option.repeated else "store",
-        metavar="NAME=VALUE" if option.repeated else option.name.rpartition("_")[2].upper(),
+        metavar=option.metavar,
     )
 
 

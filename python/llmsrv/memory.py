@@ -7,7 +7,7 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +41,7 @@ CORE_FIELDS = (
 )
 _PLAIN_TYPES = {"bf16": "bfloat16", "f32": "float32"}  # as the options have them
 _PROBE_BYTES = 1 << 40  # a KV cache that every model fits into
+_PROCESS_NOTE = "measured before loading"
 _USUAL_TOKENS = 1024  # of a sequence, when the plan says how many fit
 _CGROUPS = (  # limit, used, statistics and their count of pages that could be dropped; version 2, then version 1
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -63,6 +64,66 @@ class PlannedModel(Protocol):
     @property
     def weight_sources(self) -> Mapping[str, str]:
         """Formats of the weights in the file, by the core's names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One of the models of a process, and what it will take. `notes`: what was chosen that nobody may expect."""
+
+    name: str
+    model: PlannedModel
+    config: EngineOptions
+    plan: "_core.MemoryPlan"
+    notes: Sequence[str] = ()
+
+
+def plan_together(models: Mapping[str, tuple[PlannedModel, EngineOptions]], available: int) -> list[Planned]:
+    """A plan for each model, by name. If several do not fit into the `available` bytes as they would alone, the KV
+    caches whose size is left open get equal shares of what the rest leaves.
+
+    Raises ValueError for what does not fit a model.
+    """
+    planned = []
+    for name, (model, options) in models.items():
+        try:
+            planned.append(_planned(name, model, options))
+        except ValueError as error:
+            if len(models) == 1:
+                raise
+            raise ValueError(f"model {name}: {error}") from None
+    return _with_shares(planned, models, available)
+
+
+def _with_shares(
+    planned: list[Planned], models: Mapping[str, tuple[PlannedModel, EngineOptions]], available: int
+) -> list[Planned]:
+    """The same plans with shares of what is left, where these help."""
+    left_open = [i for i, (_, options) in enumerate(models.values()) if options.kv_cache_memory is None]
+    over = _needed(planned) - available
+    left = sum(planned[i].plan.kv_cache_bytes for i in left_open) - over
+    if len(planned) == 1 or over <= 0 or left <= 0:
+        return planned
+    shared = list(planned)
+    left_open.sort(key=lambda i: planned[i].plan.kv_cache_bytes)
+    for rank, i in enumerate(left_open):
+        share = min(planned[i].plan.kv_cache_bytes, left // (len(left_open) - rank))
+        left -= share
+        model, options = models[planned[i].name]
+        try:
+            shared[i] = _planned(planned[i].name, model, replace(options, kv_cache_memory=max(share, 1)))
+        except ValueError:  # its share holds no sequence: the plans as they were say what is missing
+            return planned
+    return shared
+
+
+def _planned(name: str, model: PlannedModel, options: EngineOptions) -> Planned:
+    notes: list[str] = []
+    config = fit(model, options, notes.append)
+    return Planned(name=name, model=model, config=config, plan=plan_memory(model, config), notes=notes)
+
+
+def _needed(planned: Sequence[Planned]) -> int:
+    return sum(each.plan.total_bytes for each in planned)
 
 
 def fit(model: PlannedModel, options: EngineOptions, report: Callable[[str], None]) -> EngineOptions:
@@ -132,14 +193,38 @@ def check_plan(model: PlannedModel, plan: "_core.MemoryPlan", config: EngineOpti
     )
 
 
+def check_plans(planned: Sequence[Planned], available: int) -> None:
+    """The same for all models of a process together."""
+    needed = _needed(planned)
+    if len(planned) == 1:
+        check_plan(planned[0].model, planned[0].plan, planned[0].config, available)
+    elif needed > available:
+        caches = sum(each.plan.kv_cache_bytes for each in planned)
+        each_may = max(available - (needed - caches), 0) // len(planned) >> 20 << 20
+        listed = ", ".join(f"{each.name} {_mebibytes(each.plan.total_bytes)}" for each in planned)
+        fits = all(each_may >= _smallest_cache(each) for each in planned)
+        raise ValueError(
+            f"not enough memory: the plans of {len(planned)} models need {_mebibytes(needed)} ({listed}), available "
+            f"are {_mebibytes(available)}; without their KV caches they need {_mebibytes(needed - caches)}, "
+            + (f"so that a kv_cache_memory of {write_size(each_may)} fits" if fits else "and no KV caches fit")
+        )
+
+
+def _smallest_cache(planned: Planned) -> int:
+    """Bytes for one sequence of max_model_len."""
+    return -(-(planned.config.max_model_len or 0) // planned.config.block_size) * planned.plan.kv_block_bytes
+
+
 def matrix_formats(plan: "_core.MemoryPlan") -> str:
     """The formats of the weight matrices, those of most matrices first: "bfloat16", "q4_k, q6_k"."""
     by_count = [name for name, _ in Counter(plan.weight_formats.values()).most_common()]
     return ", ".join(_PLAIN_TYPES.get(name, name) for name in by_count)
 
 
-def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int) -> str:
-    """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded."""
+def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_bytes: int | None) -> str:
+    """The memory plan as printed at start-up. `process_bytes`: what this process holds before anything is loaded; None
+    where that stands elsewhere.
+    """
     token_bytes = plan.kv_block_bytes / config.block_size
     rows = [
         ("weights", plan.weights_bytes, f"{matrix_formats(plan)}; float32 norms"),
@@ -150,11 +235,22 @@ def describe_plan(plan: "_core.MemoryPlan", config: EngineOptions, *, process_by
             f"{plan.kv_blocks} blocks of {config.block_size} tokens, {token_bytes:.0f} B/token",
         ),
         ("swap", plan.swap_bytes, f"{plan.swap_blocks} blocks, preemption {config.preemption_mode}"),
-        ("process", process_bytes, "measured before loading"),
-        ("total", plan.total_bytes + process_bytes, ""),
+        *([] if process_bytes is None else [("process", process_bytes, _PROCESS_NOTE)]),
+        ("total", plan.total_bytes + (process_bytes or 0), ""),
     ]
-    lines = [f"  {label:<10} {size / (1 << 20):9.1f} MiB  {note}".rstrip() for label, size, note in rows]
-    return "\n".join(["memory plan:", *lines])
+    return "\n".join(["memory plan:", *_table(rows)])
+
+
+def describe_sum(planned: Sequence[Planned], *, process_bytes: int) -> str:
+    """What all models take together."""
+    rows = [(each.name, each.plan.total_bytes, "") for each in planned]
+    rows += [("process", process_bytes, _PROCESS_NOTE), ("total", _needed(planned) + process_bytes, "")]
+    return "\n".join([f"memory plan of {len(planned)} models:", *_table(rows)])
+
+
+def _table(rows: Sequence[tuple[str, int, str]]) -> list[str]:
+    width = max(10, *(len(label) for label, _, _ in rows))
+    return [f"  {label:<{width}} {size / (1 << 20):9.1f} MiB  {note}".rstrip() for label, size, note in rows]
 
 
 def describe_room(plan: "_core.MemoryPlan", config: EngineOptions) -> str:

@@ -28,6 +28,7 @@ class Option:
     writer: Callable[[Any], str] | None
     unset: str | None
     repeated: str | None
+    entry: type
     table: str
     opens: Literal["read", "write", "folder"] | None
 
@@ -35,6 +36,14 @@ class Option:
     def flag(self) -> str:
         """As on a command line; for a mapping, that of one entry."""
         return self.repeated or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the flag's value in a help text."""
+        value = self.name.rpartition("_")[2].upper()
+        if self.repeated is None:
+            return value
+        return f"[NAME=]{value}" if self._takes_one else "NAME=VALUE"
 
     @property
     def variable(self) -> str:
@@ -64,12 +73,17 @@ class Option:
         """The value that an environment variable's text means; the entries of a mapping are parted by commas."""
         if self.repeated is None:
             return self.parse_flag(text)
-        return self.joined([self.parse_flag(each.strip()) for each in text.split(",")])
+        entries = [self.parse_flag(each.strip()) for each in text.split(",")]
+        if self._takes_one and any(name is None for name, _ in entries):
+            entries = [self.parse_flag(text)]  # one path with commas in it
+        return self.joined(entries)
 
     def parse_toml(self, value: object) -> Any:  # noqa: ANN401
         """The value that a value of the configuration file means. Text is not taken for a number, nor the reverse."""
-        if self.repeated is not None:
+        if self.repeated is not None and not (self._takes_one and isinstance(value, str)):
             return self._parse_toml_table(value)
+        if self.repeated is not None:
+            return value
         if self.parser is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
             return self.parser(plain_decimal(value) if isinstance(value, float) else str(value))
         if self.kind is float and type(value) is int:
@@ -86,29 +100,48 @@ class Option:
         if value is None:
             return quoted(str(self.unset))
         if isinstance(value, Mapping):
-            return f"{{ {', '.join(f'{quoted(key)} = {each!r}' for key, each in value.items())} }}" if value else "{}"
+            entries = [f"{quoted(key)} = {_written(each)}" for key, each in value.items()]
+            return f"{{ {', '.join(entries)} }}" if entries else "{}"
+        if self.repeated is not None:
+            return quoted(value)
         if self.writer is not None:
             return quoted(self.writer(value))
         if isinstance(value, bool):
             return str(value).lower()
         return quoted(value) if isinstance(value, str) else repr(value)
 
-    def joined(self, entries: list[tuple[str, Any]]) -> dict[str, Any]:
-        """The mapping of entries that were given one by one. Raises ValueError for one that was given twice."""
+    def joined(self, entries: list[tuple[str | None, Any]]) -> Any:  # noqa: ANN401
+        """The mapping of entries that were given one by one, or the only one's value if that has no name.
+
+        Raises ValueError for a name that was given twice, and where one is missing.
+        """
+        if self._takes_one and len(entries) == 1 and entries[0][0] is None:
+            return entries[0][1]
         result: dict[str, Any] = {}
         for key, value in entries:
+            if key is None:
+                raise ValueError(f"{self.name}: each of several needs a name: {self.flag} NAME={value}")
             if key in result:
                 raise ValueError(f"{self.name}: {key!r} is given twice")
             result[key] = value
         return result
 
-    def _parse_toml_table(self, value: object) -> dict[str, float]:
+    @property
+    def _takes_one(self) -> bool:
+        """Whether a value without a name is one, too."""
+        return self.repeated is not None and self.default is MISSING
+
+    def _parse_toml_table(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise ValueError(f"must be a table such as {{ NAME = 2 }}, not {_described(value)}")
+            example = (
+                "text, or a table such as { NAME = 'MODEL' }" if self._takes_one else "a table such as { NAME = 2 }"
+            )
+            raise ValueError(f"must be {example}, not {_described(value)}")
+        accepted = (int, float) if self.entry is float else (self.entry,)
         for key, each in value.items():
-            if type(each) not in (int, float):
-                raise ValueError(f"{key!r}: must be a number, not {_described(each)}")
-        return {key: float(each) for key, each in value.items()}
+            if type(each) not in accepted:
+                raise ValueError(f"{key!r}: must be {_KINDS[self.entry]}, not {_described(each)}")
+        return {key: self.entry(each) for key, each in value.items()}
 
 
 def options_of(options: type[EngineOptions]) -> dict[str, Option]:
@@ -124,7 +157,7 @@ def options_of(options: type[EngineOptions]) -> dict[str, Option]:
             help=each.metadata["help"],
             default=each.default if each.default_factory is MISSING else each.default_factory(),
             written_default=each.metadata["written"],
-            **{key: each.metadata[key] for key in ("parser", "writer", "unset", "repeated", "table", "opens")},
+            **{key: each.metadata[key] for key in ("parser", "writer", "unset", "repeated", "entry", "table", "opens")},
         )
     return made
 
@@ -136,6 +169,10 @@ def quoted(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"{text!r} is not Unicode and cannot stand in a TOML file") from None
     return f'"{"".join(map(_escaped, text))}"'
+
+
+def _written(value: object) -> str:
+    return quoted(value) if isinstance(value, str) else repr(value)
 
 
 def _escaped(character: str) -> str:

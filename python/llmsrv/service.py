@@ -53,6 +53,7 @@ ABORTED_READ_S = 2.0  # what readers get to read the last message of a request t
 RETRY_MIN_S, RETRY_MAX_S = 0.1, 30.0
 DRAIN_MEMORY_S = 10.0  # of the time in which requests wait: how far back the drain rate looks
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHOWN_KEY = secrets.token_bytes(16)  # one for all models: a tenant is called the same by each
 TEMPLATE_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
@@ -89,8 +90,10 @@ class _Prepared:
 class GenerationService:
     """Serves one loaded model on one event loop. Knows no transport."""
 
-    def __init__(self, model: "LoadedModel") -> None:
+    def __init__(self, model: "LoadedModel", *, served: Sequence[str] = ()) -> None:
+        """`served`: the names of all models behind the same entry, for the one who asks for another one."""
         self.model = model
+        self._served = served or (model.name,)
         self._engine = model.engine
         self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(TEXT_WORKERS, thread_name_prefix="llmsrv-text")
@@ -111,7 +114,6 @@ class GenerationService:
         self.latencies = Latencies()
         self._on_end: Callable[[RequestRecord], None] | None = None
         self._prompt_chars = 0
-        self._shown_key = secrets.token_bytes(16)
         self._closing = threading.Event()
         self._pump_thread = threading.Thread(target=self._pump, name="llmsrv-pump", daemon=True)
         self._pump_thread.start()
@@ -207,7 +209,7 @@ class GenerationService:
         if name and name != self.model.name:
             raise ServiceError(
                 Code.NOT_FOUND,
-                f"model {name!r} is not served here; served: {self.model.name!r}",
+                f"model {name!r} is not served here; served: {', '.join(map(repr, self._served))}",
                 resource=Resource("model", name),
             )
 
@@ -247,6 +249,11 @@ class GenerationService:
     def in_flight(self) -> int:
         """Requests whose callers have not seen the end yet."""
         return self._open
+
+    @property
+    def free_places(self) -> int:
+        """How many more requests may wait, now."""
+        return max(self.model.config.max_queued_requests - self._engine.queued - self._preparing, 0)
 
     @property
     def outcomes(self) -> Mapping[str, int]:
@@ -363,7 +370,7 @@ class GenerationService:
         if request.tenant or not salt or salt in self.model.config.tenant_weights:
             return _tenant(request)
         encoded = salt.encode("utf-8", "surrogatepass")
-        return f"salt {blake2b(encoded, digest_size=4, key=self._shown_key).hexdigest()}"
+        return f"salt {blake2b(encoded, digest_size=4, key=_SHOWN_KEY).hexdigest()}"
 
     def _refuse_unless_serving(self) -> None:
         if self._failure is not None:
@@ -373,11 +380,10 @@ class GenerationService:
 
     def _refuse_when_full(self) -> None:
         """Before anything is spent on a prompt: a refusal must not wait for the tokenizer."""
-        waiting = self._engine.queued + self._preparing
-        if waiting >= self.model.config.max_queued_requests:
+        if self.free_places == 0:
             raise ServiceError(
                 Code.RESOURCE_EXHAUSTED,
-                f"the queue is full: {waiting} requests wait (max_queued_requests)",
+                f"the queue is full: {self._engine.queued + self._preparing} requests wait (max_queued_requests)",
                 retry_delay_s=self._retry_delay(),
             )
 

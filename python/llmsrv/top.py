@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -30,12 +30,17 @@ MAP_ROWS = 4
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
+Samples = Mapping[str, admin_pb2.EngineStats]  # by model, the one that is looked at first
+
+
 class Server:
     """What stands above the figures: who is asked, and what it serves."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, model: str = "") -> None:
+        """`model`: the one to look at; empty means the server's first."""
         self.address = address
-        self.model = ""
+        self.model = model
+        self.others: Sequence[str] = ()
         self.facts = ""
         self.max_running = 0
         self.max_waiting = 0
@@ -43,45 +48,46 @@ class Server:
     async def ask(self, channel: grpc.aio.Channel, remote: Remote) -> None:
         """Fills in what does not change. Raises AioRpcError."""
         call = {"timeout": CALL_S, "metadata": remote.metadata}
-        info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(admin_pb2.GetServerInfoRequest(), **call)
+        asked = admin_pb2.GetServerInfoRequest(model=self.model)
+        info = await admin_pb2_grpc.AdminServiceStub(channel).GetServerInfo(asked, **call)
         self.max_running, self.max_waiting = info.max_running, info.max_waiting
         self.facts = f"llmsrv {info.version}"
         if info.state != admin_pb2.SERVER_STATE_STARTING:
             stub = model_pb2_grpc.ModelServiceStub(channel)
-            model = (await stub.GetModel(model_pb2.GetModelRequest(), **call)).model
-            self.model = model.name
+            models = (await stub.ListModels(model_pb2.ListModelsRequest(), **call)).models
+            model = next(each for each in models if self.model in ("", each.name))
+            self.model, self.others = model.name, [each.name for each in models if each.name != model.name]
             self.facts = f"{model.weight_dtype} on {', '.join(info.devices)}, llmsrv {info.version}"
 
 
-def run_top(remote: Remote, interval_s: float, *, once: bool) -> None:
+def run_top(remote: Remote, interval_s: float, *, once: bool, model: str = "") -> None:
     """Shows samples until Ctrl-C, or one. Raises OSError when there is no first one."""
-    asyncio.run(_once(remote) if once else _watch(remote, interval_s))
+    asyncio.run(_once(remote, model) if once else _watch(remote, interval_s, model))
 
 
-async def _once(remote: Remote) -> None:
-    server = Server(remote.address)
+async def _once(remote: Remote, model: str) -> None:
+    server = Server(remote.address, model)
     async with open_channel(remote) as channel:
         try:
             await server.ask(channel, remote)
-            stub = admin_pb2_grpc.AdminServiceStub(channel)
-            answer = await stub.GetStats(admin_pb2.GetStatsRequest(), timeout=CALL_S, metadata=remote.metadata)
+            found = {name: await _sample(channel, remote, name) for name in (server.model, *server.others)}
         except grpc.aio.AioRpcError as error:
             raise OSError(_sentence(remote, error)) from None
-    Console().print(screen(server, answer.stats))
+    Console().print(screen(server, found))
 
 
-async def _watch(remote: Remote, interval_s: float) -> None:
+async def _watch(remote: Remote, interval_s: float, model: str) -> None:
     """A server that loads, or is gone, is tried again, as long as it was there once."""
     console = Console()
-    server, answered = Server(remote.address), False
+    server, answered = Server(remote.address, model), False
     async with open_channel(remote) as channel:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 try:
                     await server.ask(channel, remote)
                     answered = True
-                    async for stats in _samples(channel, remote, interval_s):
-                        live.update(screen(server, stats), refresh=True)
+                    async for found in _samples(channel, remote, interval_s, server):
+                        live.update(screen(server, found), refresh=True)
                 except grpc.aio.AioRpcError as error:
                     if not answered or error.code() not in PASSING:
                         raise OSError(_sentence(remote, error)) from None
@@ -90,20 +96,30 @@ async def _watch(remote: Remote, interval_s: float) -> None:
 
 
 async def _samples(
-    channel: grpc.aio.Channel, remote: Remote, interval_s: float
-) -> AsyncIterator[admin_pb2.EngineStats]:
+    channel: grpc.aio.Channel, remote: Remote, interval_s: float, server: Server
+) -> AsyncIterator[Samples]:
     """Until the server is drained. Raises AioRpcError while it loads."""
     interval = Duration()
     interval.FromMilliseconds(round(interval_s * 1e3))
-    request = admin_pb2.WatchStatsRequest(interval=interval)
+    request = admin_pb2.WatchStatsRequest(interval=interval, model=server.model)
     async for answer in admin_pb2_grpc.AdminServiceStub(channel).WatchStats(request, metadata=remote.metadata):
-        yield answer.stats
+        others = await asyncio.gather(*(_sample(channel, remote, each) for each in server.others))
+        yield {server.model: answer.stats, **dict(zip(server.others, others, strict=True))}
 
 
-def screen(server: Server, stats: admin_pb2.EngineStats) -> RenderableType:
-    """One sample as a terminal shows it."""
+async def _sample(channel: grpc.aio.Channel, remote: Remote, model: str) -> admin_pb2.EngineStats:
+    """One sample of a model. Raises AioRpcError."""
+    request, stub = admin_pb2.GetStatsRequest(model=model), admin_pb2_grpc.AdminServiceStub(channel)
+    answer: admin_pb2.GetStatsResponse = await stub.GetStats(request, timeout=CALL_S, metadata=remote.metadata)
+    return answer.stats
+
+
+def screen(server: Server, found: Samples) -> RenderableType:
+    """One sample as a terminal shows it: the rates of each model, and all that is known of the first."""
+    stats = next(iter(found.values()))
     return Group(
         _head(server, stats),
+        *([_models(found), Text()] if len(found) > 1 else []),
         Columns([_speed(stats), _latencies(stats)], padding=(0, 4)),
         Text(),
         _sequences(server, stats),
@@ -144,6 +160,21 @@ def _speed(stats: admin_pb2.EngineStats) -> RenderableType:
         ("Requests", f"{recent.requests_per_second:,.2f}", "/s"),
     ]
     return _grid("Last 10 s", rows)
+
+
+def _models(found: Samples) -> RenderableType:
+    rows = [
+        (
+            name,
+            f"{each.recent.generation_tokens_per_second:,.1f}",
+            f"{each.recent.prompt_tokens_per_second:,.1f}",
+            f"{each.recent.requests_per_second:,.2f}",
+            f"{each.running:,}",
+            f"{each.waiting:,}",
+        )
+        for name, each in found.items()
+    ]
+    return _grid("Models, last 10 s", rows, ("", "output tok/s", "prompt tok/s", "requests/s", "running", "waiting"))
 
 
 def _latencies(stats: admin_pb2.EngineStats) -> RenderableType:

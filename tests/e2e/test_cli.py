@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from daemons import START_S, Daemon, request, stream
 
 import llmsrv
+from llmsrv.commit import built_commit
 
 
 def llmsrv_command(*arguments, **options):
@@ -106,7 +107,9 @@ def test_generate_says_what_is_wrong(smollm2_path):
 
 
 def test_version_and_help():
-    assert llmsrv_command("version").stdout == llmsrv_command("--version").stdout == f"llmsrv {llmsrv.__version__}\n"
+    commit = f" ({built_commit()})" if built_commit() else ""
+    expected = f"llmsrv {llmsrv.__version__}{commit}\n"
+    assert llmsrv_command("version").stdout == llmsrv_command("--version").stdout == expected
     help_text = llmsrv_command("--help").stdout
     assert all(name in help_text for name in ("demo", "generate", "plan", "replay", "version", "llmsrv-grpc"))
 

@@ -93,6 +93,14 @@ def first_tokens(text):
     return sum(value for (name, _), value in values.items() if name.endswith("_count"))
 
 
+def invalid_calls(text):
+    """Calls that were told INVALID_ARGUMENT, by protocol."""
+    samples = metrics_text.read(text)["llmsrv:call_errors_total"][1]
+    named = [(dict(labels), value) for (_, labels), value in samples.items()]
+    assert all(each["reason"] == "INVALID_FIELD" for each, _ in named if each["code"] == "INVALID_ARGUMENT")
+    return Counter({each["protocol"]: int(value) for each, value in named if each["code"] == "INVALID_ARGUMENT"})
+
+
 def test_the_counters_of_both_protocols_are_the_truth(vllm_daemon):
     daemon = vllm_daemon
     stop = daemon.inference.Generate(request(max_tokens=8)).completions[0].text[-3:]
@@ -110,6 +118,8 @@ def test_the_counters_of_both_protocols_are_the_truth(vllm_daemon):
     outcomes["DEADLINE_EXCEEDED"] = EACH
     counts = [metrics_text.counted(each, "llmsrv:requests_total", "outcome") for each in (before, after)]
     assert counts[1] - counts[0] == outcomes
+    told = [invalid_calls(each) for each in (before, after)]
+    assert told[1] - told[0] == {"http": EACH - EACH // 2, "grpc": EACH // 2}
     ended = Counter({"stop": EACH, "length": EACH, "abort": EACH})
     for prefix in ("llmsrv", "vllm"):
         family = f"{prefix}:request_success_total"

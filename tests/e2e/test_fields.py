@@ -22,6 +22,7 @@ TEXT = "Once upon a time there was a small dragon who lived in a cave beside the
 DRAWN = {"temperature": 1.3, "seed": 1, "max_tokens": 6}
 LONG = {"temperature": 0, "max_tokens": 24}  # a token comes twice
 USER, ASSISTANT = {"role": "user", "content": TEXT}, {"role": "assistant", "content": "It"}
+ENDS_UNSTOPPED = {"logit_bias": {"2": 100}, "ignore_eos": True}
 ENDS_AT_ONCE = {"logit_bias": {"2": 100}}  # the end of a turn
 
 BODIES = {
@@ -46,6 +47,13 @@ CHANGES = {
     "n": (2, {}),
     "stop": ("e", {}),
     "stop_token_ids": (list(range(1000)), {}),
+    "allowed_token_ids": ([260], {}),
+    "include_stop_str_in_output": (True, {"stop": "e"}),
+    "skip_special_tokens": (False, ENDS_UNSTOPPED),
+    "truncate_prompt_tokens": (2, {}),
+    "time_limit": (1e-9, {}),
+    "queue_timeout": (0, {}),
+    "bypass_prefix_cache": (True, {}),
     "seed": (2, {}),
     "frequency_penalty": (2, LONG),
     "presence_penalty": (2, LONG),

@@ -16,6 +16,7 @@ from llmsrv.serve.listener import Listener
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "x"}
 ENDS = {"max_tokens": 3}
+PROMPT = {"prompt": "x"}
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,7 @@ def small(body):
         kept.pop("prompt_logprobs", None)
     if not kept.get("logprobs") or kept.get("top_logprobs", 0) > 5:
         kept.pop("top_logprobs", None)
-    for ids in ("stop_token_ids", "tokens"):
+    for ids in ("stop_token_ids", "allowed_token_ids", "tokens"):
         if isinstance(kept.get(ids), list):
             kept[ids] = [each % 1000 for each in kept[ids]]
     if "logit_bias" in kept:
@@ -101,7 +102,8 @@ CASES = [
     *numbers(CHAT, "max_completion_tokens", {"max_tokens": None, **messages()}, True),
     *(case for name in ("temperature", "top_p", "min_p") for case in numbers(TEXT, name, {"prompt": "x"})),
     *(case for name in ("frequency_penalty", "presence_penalty") for case in numbers(TEXT, name, {"prompt": "x"})),
-    *numbers(TEXT, "repetition_penalty", {"prompt": "x"}),
+    *(case for name in ("repetition_penalty", "time_limit", "queue_timeout") for case in numbers(TEXT, name, PROMPT)),
+    *numbers(TEXT, "truncate_prompt_tokens", PROMPT, True),
     *(case for name in ("n", "seed", "top_k", "min_tokens") for case in numbers(TEXT, name, {"prompt": "x"}, True)),
     *(case for name in ("logprobs", "prompt_logprobs") for case in numbers(TEXT, name, {"prompt": "x"}, True)),
     *numbers(CHAT, "top_logprobs", {"logprobs": True, **messages()}, True),

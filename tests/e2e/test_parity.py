@@ -30,12 +30,15 @@ STOPPING = {
     "stop_strings": st.lists(st.sampled_from([" the", "e", ".", "\n", "zzz"]), max_size=2),
     "stop_token_ids": st.lists(st.integers(0, 300), max_size=3),
     "ignore_eos": st.booleans(),
+    "include_stop": st.booleans(),
 }
 BIAS = st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.5, 5.0, 50.0]), max_size=3)
 OUTPUT = {
     "prompt_logprobs": st.integers(0, 2),
     "cache_salt": st.sampled_from(["", "a", "\u00e4"]),
     "user": st.just("somebody"),
+    "skip_special_tokens": st.booleans(),
+    "truncate_prompt_tokens": st.integers(1, 4),
 }
 CHAT = {
     "chat_template_kwargs": st.just({"whatever": [1, {"a": None}]}),
@@ -64,6 +67,7 @@ def generations(draw):
 
 
 GRPC_NAMES = {"chat_template_kwargs": "template_kwargs"}
+HTTP_NAMES = {"stop_strings": "stop", "include_stop": "include_stop_str_in_output"}
 
 
 def messages_of(prompt):
@@ -80,7 +84,9 @@ def grpc_message(prompt, seed, sampling, stopping, bias, alternatives, output, c
         "prompt_logprobs": of_the_prompt is not None,
         "top_logprobs": max(alternatives or 0, of_the_prompt or 0),
     }
-    message["cache_salt"] = output.get("cache_salt", "")
+    if "skip_special_tokens" in output:
+        message["output"]["skip_special_tokens"] = output["skip_special_tokens"]
+    message |= {name: output[name] for name in ("cache_salt", "truncate_prompt_tokens") if name in output}
     if isinstance(prompt, str):
         message["text"] = prompt
     elif isinstance(prompt, tuple):
@@ -104,8 +110,8 @@ def choices_of(answer):
 
 def body_of(prompt, seed, sampling, stopping, bias, alternatives, output, chat):
     """The same for HTTP: its path and its body."""
-    stopping = dict(stopping)
-    body = {**sampling, "stop": stopping.pop("stop_strings", None), **stopping, "seed": seed, "return_token_ids": True}
+    stopping = {HTTP_NAMES.get(name, name): value for name, value in stopping.items()}
+    body = {**sampling, **stopping, "seed": seed, "return_token_ids": True}
     body |= output
     body["logit_bias"] = {str(token_id): value for token_id, value in bias.items()}
     if isinstance(prompt, tuple):
@@ -212,6 +218,7 @@ BAD = {
     "stopping.max_tokens": (st.sampled_from([5000, 2_000_000_000]), "max_tokens"),
     "stopping.stop_strings": (st.sampled_from([[""], ["x" * 2000], ["a"] * 65]), "stop"),
     "stopping.stop_token_ids": (st.sampled_from([[VOCAB], [0] * 1025]), "stop_token_ids"),
+    "sampling.allowed_token_ids": (st.sampled_from([[VOCAB], [0] * (VOCAB + 1)]), "allowed_token_ids"),
     "output.top_logprobs": (st.just(1000), "logprobs"),
     "priority": (st.sampled_from([-1, 5]), "priority"),
     "cache_salt": (st.just("x" * 2000), "cache_salt"),

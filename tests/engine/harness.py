@@ -39,13 +39,16 @@ def tiny_weights(dtype="bfloat16", seed=0, **changes):
     return weights
 
 
-@contextlib.contextmanager
-def engine(weights, threads=2, **options):
-    config = _core.EngineConfig(
+def config(**options):
+    return _core.EngineConfig(
         **({"max_model_len": MAX_LEN, "kv_cache_memory": 1 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64,
             "swap_space": 1 << 20, "eos_token_ids": [EOS]} | options)
     )  # fmt: skip
-    running = _core.Engine(weights, config, threads=threads)
+
+
+@contextlib.contextmanager
+def engine(weights, threads=2, team=None, **options):
+    running = _core.Engine(weights, config(**options), team=team or _core.Team(threads))
     try:
         yield running
     finally:
@@ -54,11 +57,11 @@ def engine(weights, threads=2, **options):
 
 def pool_of(weights, blocks, block_size=8, kv_cache_dtype="bfloat16"):
     """Options for a KV pool of exactly `blocks` blocks."""
-    config = _core.EngineConfig(
+    smallest = _core.EngineConfig(
         max_model_len=block_size, max_num_seqs=1, max_num_batched_tokens=1, block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
-    plan = _core.plan_memory(weights.spec, weights_dtype="bfloat16", config=config, threads=1)
+    plan = _core.plan_memory(weights.spec, weights_dtype="bfloat16", config=smallest, threads=1)
     return {"kv_cache_memory": plan.kv_block_bytes * blocks, "block_size": block_size, "kv_cache_dtype": kv_cache_dtype}
 
 

@@ -1,10 +1,10 @@
 """Templates render as Hugging Face renders them, fail with their own words, and cannot run away."""
 
 import json
-import time
 
 import pytest
 
+from llmsrv.text import template_sandbox
 from llmsrv.text.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": "Hi <b> é"}]
@@ -100,16 +100,61 @@ def test_invalid_template_is_a_value_error_with_its_line(source):
         "{% set t = 'a' * 10 ** 6 %}{% for i in range(99999) %}{{ t }}{% endfor %}",
     ],
 )
-def test_hostile_template_is_stopped(source):
-    begin_s = time.thread_time()
-    with pytest.raises(ValueError, match=r"too large|Range too big|more than|longer than"):
+def test_hostile_template_is_stopped(source, monkeypatch):
+    """However fast the machine is."""
+    monkeypatch.setattr(template_sandbox.time, "thread_time", lambda: 0.0)
+    with pytest.raises(ValueError, match=r"too large|Range too big|more than \d+ steps|longer than"):
         render(source)
-    assert time.thread_time() - begin_s < 20
+
+
+@pytest.mark.parametrize(
+    ("source", "steps_each"),
+    [
+        ("{% for i in range(99999) %}{{ tick() }}{% for j in range(9) %}{% endfor %}{% endfor %}", 12),
+        ("{% macro f() %}{{ tick() }}{% endmacro %}{% for i in range(99999) %}{{ f() }}{% endfor %}", 3),
+        ("{% for i in range(99999) %}{{ tick() | string | length }}{% endfor %}", 4),
+        ("{% for i in range(99999) %}{% if tick() is none %}{% endif %}{% endfor %}", 3),
+    ],
+)
+def test_passes_calls_filters_and_tests_are_steps(source, steps_each, monkeypatch):
+    monkeypatch.setattr(template_sandbox.time, "thread_time", lambda: 0.0)
+    ticks = []
+    with pytest.raises(ValueError, match="more than 100000 steps"):
+        render(source, tick=lambda: ticks.append(0))
+    assert len(ticks) == pytest.approx(template_sandbox.STEPS_MAX / steps_each, abs=2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{{ messages | tojson | length }}{% endfor %}",
+        "{% set t = 'a' * 10 ** 6 %}{% for i in range(99999) %}{% if t | upper is lower %}{% endif %}{% endfor %}",
+        "{% macro f() %}{{ messages | tojson | length }}{% endmacro %}{% for i in range(99999) %}{{ f() }}{% endfor %}",
+        "{{ range(99999) | map('string') | map('upper') | join | length }}",
+    ],
+)
+def test_steps_that_take_long_are_stopped_by_their_time(source, monkeypatch):
+    """Between two looks at the clock a hundredth of it passes."""
+    looks = []
+    step_s = template_sandbox.PROCESSOR_S_MAX / 100
+    monkeypatch.setattr(template_sandbox.time, "thread_time", lambda: looks.append(0) or len(looks) * step_s)
+    with pytest.raises(ValueError, match="s of processor time"):
+        render(source)
+    assert len(looks) < 110
+
+
+def test_a_long_conversation_is_within_the_limits(smollm2_path):
+    from llmsrv.text.tokenizer import Tokenizer
+    from llmsrv.weights.gguf import GgufFile
+
+    template = Tokenizer.from_gguf(GgufFile(smollm2_path).metadata).chat_templates["default"]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 20} for i in range(4000)]
+    assert render(template, messages).count("<|im_start|>") == 4002
 
 
 def test_each_render_has_all_its_steps():
     template = ChatTemplate("{% for i in range(99999) %}{% endfor %}x", "", "")
-    assert {template.render(USER) for _ in range(15)} == {"x"}
+    assert {template.render(USER) for _ in range(3)} == {"x"}
 
 
 def test_wrong_requests():

@@ -41,7 +41,7 @@ def served_metrics():
         service = GenerationService(fake_model(FakeEngine()))
         service._outcomes["stop"] = 1
         try:
-            return exposition(service)
+            return exposition([service], {("grpc", "NOT_FOUND", "MODEL_NOT_FOUND"): 1})
         finally:
             await service.close()
 

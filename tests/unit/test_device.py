@@ -8,16 +8,16 @@ import testing_module
 
 from llmsrv import _core, _testing
 from llmsrv.config import EngineOptions
-from llmsrv.engine import load_engine, plan_engine
+from llmsrv.engine import load_engine, load_engines, plan_engines
 
 without_cuda = pytest.mark.skipif(_core.cuda_unavailable() is None, reason="CUDA can be used here")
 
 
 @without_cuda
-@pytest.mark.parametrize("load", [load_engine, plan_engine])
+@pytest.mark.parametrize("load", [load_engines, plan_engines])
 def test_cuda_is_refused_with_the_reason_before_anything_is_read(load):
     with pytest.raises(ValueError, match=r"^device cuda cannot be used: .*") as refused:
-        load(EngineOptions(model="/no/such/model", device="cuda"), report=print)
+        load({None: EngineOptions(model="/no/such/model", device="cuda")}, report=print)
     assert str(refused.value).endswith(_core.cuda_unavailable())
 
 

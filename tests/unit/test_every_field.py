@@ -127,16 +127,19 @@ SHOWN = {
     },
     "ListModels": {},
     "GetModel": {"name": Shown("error.NOT_FOUND")},
-    "GetServerInfo": {},
-    "GetStats": {},
-    "WatchStats": {"interval": ByTest("test_grpc_drain.test_samples_come_as_often_as_asked")},
+    "GetServerInfo": {"model": Shown("error.NOT_FOUND")},
+    "GetStats": {"model": Shown("error.NOT_FOUND")},
+    "WatchStats": {
+        "interval": ByTest("test_grpc_drain.test_samples_come_as_often_as_asked"),
+        "model": Shown("error.NOT_FOUND"),
+    },
     "Abort": {
         "ids.request_ids": ByTest("test_grpc_drain.test_abort_ends_those_that_are_named"),
         "all": ByTest("test_grpc_drain.test_abort_ends_those_that_are_named"),
     },
     "Drain": {"timeout": ByTest("test_grpc_drain.test_what_is_left_after_the_timeout_is_aborted")},
     "Resume": {},
-    "ClearPrefixCache": {},
+    "ClearPrefixCache": {"model": Shown("error.NOT_FOUND")},
 }
 METHODS = {
     method.name: (service.name, method)

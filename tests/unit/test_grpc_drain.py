@@ -10,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 from grpc_served import NOT_SERVING, SERVING, details, reason, rest_of, run, until
 
+from llmsrv.serve.health import SERVICES
 from llmsrv.service import State
 from llmsrv.v1 import admin_pb2, inference_pb2, types_pb2
 
@@ -51,6 +52,11 @@ async def answered(served, call):
     return (await call).completions[0].text
 
 
+async def listed(served):
+    answer = await served.health.List(health_pb2.HealthListRequest())
+    return {name: each.status for name, each in answer.statuses.items()}
+
+
 def test_a_drain_tells_watchers_refuses_waits_and_is_taken_back():
     async def test(served):
         watch = served.health.Watch(health_pb2.HealthCheckRequest())
@@ -63,11 +69,13 @@ def test_a_drain_tells_watchers_refuses_waits_and_is_taken_back():
         assert (await watch.read()).status == NOT_SERVING
         assert await refused(served) == "DRAINING"
         assert await served.state() == NOT_SERVING
+        assert await listed(served) == dict.fromkeys(SERVICES, NOT_SERVING)
         assert await answered(served, running) == "x"  # what ran goes on to its end
         assert await last(draining) == (DRAINED, 0)  # although the watch is open
         assert await refused(served) == "DRAINING"
         assert await resume(served) == SERVING_STATE
         assert (await watch.read()).status == SERVING
+        assert await listed(served) == dict.fromkeys(SERVICES, SERVING)
         running = generate(served)
         await served.submitted(2)
         assert await answered(served, running) == "x"

@@ -498,6 +498,9 @@ def test_metrics_are_read_by_prometheus_and_count_the_truth():
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = {each.name: each for each in text_string_to_metric_families(answer.body.decode())}
         assert all(each.documentation and each.samples for each in families.values())
+        (refused,) = families.pop("llmsrv:call_errors").samples
+        expected = {"protocol": "http", "code": "RESOURCE_EXHAUSTED", "reason": "QUEUE_FULL"}
+        assert (refused.labels, refused.value) == (expected, 1)
         assert all(sample.labels["model_name"] == "fake" for each in families.values() for sample in each.samples)
 
         def values(name, label):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmsrv.config import _CHOICES, TABLES, ServeConfig
+from llmsrv.config import _CHOICES, _MODEL_NAME, TABLES, ServeConfig
 from llmsrv.flags import parse_settings
 from llmsrv.option import options_of
 from llmsrv.settings import OTHER_VARIABLES, resolve
@@ -165,8 +165,9 @@ env = 1979-05-27
         ("prefix_cache = 1", "prefix_cache: must be true or false, not 1"),
         ('prefix_cache = "true"', "prefix_cache: must be true or false, not the text 'true'"),
         ('drain_timeout = "30"', "drain_timeout: must be a number, not the text '30'"),
-        ("model = 5", "model: must be text, not 5"),
-        ("model = ['m']", "model: must be text, not an array"),
+        ("model = 5", "model: must be text, or a table such as { NAME = 'MODEL' }, not 5"),
+        ("model = ['m']", "model: must be text, or a table such as { NAME = 'MODEL' }, not an array"),
+        ("model = { a = 1 }", "model: 'a': must be text, not 1"),
         ("swap_space = true", "swap_space: must be a whole number, not true"),
         ('swap_space = "2GB"', "swap_space: '2GB' is not a size: write bytes, or a number with KiB, MiB, GiB or TiB"),
         ("swap_space = nan", "swap_space: 'NaN' is not a size: write bytes"),
@@ -221,7 +222,7 @@ def test_what_kubernetes_says_of_a_service_called_llmsrv_is_no_option(resolved):
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
 SPECIAL = {
-    "model": texts,
+    "model": texts | st.dictionaries(st.from_regex(_MODEL_NAME, fullmatch=True), texts, min_size=1, max_size=3),
     "swap_space": st.integers(0, 1 << 62),
     "kv_cache_memory": st.integers(1, 1 << 62),
     "idle_timeout": st.floats(1e-6, 1e9),
@@ -252,7 +253,7 @@ def is_possible(values):
 @st.composite
 def chosen(draw):
     """Some options, of which none makes the others impossible."""
-    values = {"model": draw(texts)}
+    values = {"model": draw(SPECIAL["model"])}
     for name in draw(st.lists(st.sampled_from(sorted(KNOWN)), unique=True)):
         more = values | {name: draw(values_of(KNOWN[name]))}
         values = more if is_possible(more) else values

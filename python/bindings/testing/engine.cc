@@ -101,23 +101,26 @@ class Gate {
   bool is_reached_ = false;
 };
 
+// `team`: null for one of its own.
 std::unique_ptr<Engine> hooked_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                      const std::function<void()>& begin_step) {
+                                      std::shared_ptr<Team> team, const std::function<void()>& begin_step) {
   constexpr int kThreads = 2;
-  return std::make_unique<Engine>(std::move(weights), config, kThreads, [&begin_step](ThreadPool& pool) {
+  if (team == nullptr) team = std::make_shared<Team>(kThreads);
+  return std::make_unique<Engine>(std::move(weights), config, std::move(team), [&begin_step](ThreadPool& pool) {
     return std::make_unique<HookedBackend>(make_backend(pool, ""), begin_step);
   });
 }
 
-std::unique_ptr<Engine> faulty_engine(std::shared_ptr<Weights> weights, const EngineConfig& config, int good_steps) {
-  return hooked_engine(std::move(weights), config, [steps_left = good_steps]() mutable {
+std::unique_ptr<Engine> faulty_engine(std::shared_ptr<Weights> weights, const EngineConfig& config, int good_steps,
+                                      std::shared_ptr<Team> team) {
+  return hooked_engine(std::move(weights), config, std::move(team), [steps_left = good_steps]() mutable {
     if (steps_left-- == 0) throw DeviceError("the device is gone");
   });
 }
 
 std::unique_ptr<Engine> gated_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                     const std::shared_ptr<Gate>& gate) {
-  return hooked_engine(std::move(weights), config, [gate] { gate->pass(); });
+                                     const std::shared_ptr<Gate>& gate, std::shared_ptr<Team> team) {
+  return hooked_engine(std::move(weights), config, std::move(team), [gate] { gate->pass(); });
 }
 
 }  // namespace
@@ -129,15 +132,19 @@ void register_engine(py::module_& module) {
       .def("open", &Gate::open)
       .def("close", &Gate::close, py::arg("more_steps") = 0)
       .def("wait_until_reached", &Gate::wait_until_reached, py::arg("timeout_s"), no_gil);
+  py::class_<Team::Turn>(module, "Turn")
+      .def(py::init<Team&>(), no_gil, py::keep_alive<1, 2>(), py::arg("team"))
+      .def("release", &Team::Turn::release);
   py::class_<StepCost>(module, "StepCost")
       .def(py::init<>())
       .def("note", &StepCost::note, py::arg("tokens"), py::arg("seconds"))
       .def("slope_s", &StepCost::slope_s)
       .def("seconds_per_token", &StepCost::seconds_per_token)
       .def_property_readonly_static("HALF_LIFE_STEPS", [](const py::object&) { return StepCost::kHalfLifeSteps; });
-  module.def("gated_engine", &gated_engine, py::arg("weights"), py::arg("config"), py::arg("gate"));
+  module.def("gated_engine", &gated_engine, py::arg("weights"), py::arg("config"), py::arg("gate"), py::kw_only(),
+             py::arg("team") = std::shared_ptr<Team>());
   module.def("faulty_engine", &faulty_engine, py::arg("weights"), py::arg("config"), py::kw_only(),
-             py::arg("good_steps"));
+             py::arg("good_steps"), py::arg("team") = std::shared_ptr<Team>());
 }
 
 }  // namespace llmsrv::testing

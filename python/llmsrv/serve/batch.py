@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from llmsrv.caller import CALL
+from llmsrv.entry import Entry
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.serve.calls import submitted, whole_answer
+from llmsrv.serve.in_flight import in_flight_max, until_place_is_free
 from llmsrv.serve.status import internal_error, item_status
-from llmsrv.service import GenerationService
 from llmsrv.v1 import inference_pb2
 
 logger = logging.getLogger(__name__)
@@ -19,13 +19,13 @@ ITEMS_MAX = 1024
 class Batch:
     """The generations of one call. Always call close(); after it none of them holds anything.
 
-    Few items are in flight at once, so that a batch alone never fills the queue, and at most as many answers wait for a
-    reader that is slow: an item begins when an answer before it was taken.
+    Few items are in flight at once, so that a batch leaves places in the queue, and at most as many answers wait for a
+    reader that is slow: an item begins when an answer before it was taken and the queue is not full.
     """
 
     def __init__(
         self,
-        service: GenerationService,
+        service: Entry,
         requests: Sequence[inference_pb2.GenerateRequest],
         time_remaining: Callable[[], float | None],
     ) -> None:
@@ -39,7 +39,8 @@ class Batch:
         self._repeated = _repeated_ids(requests)
         self._next = iter(range(len(requests)))
         self._answers: asyncio.Queue[inference_pb2.BatchGenerateResponse] = asyncio.Queue(1)
-        self._workers = [asyncio.create_task(self._work()) for _ in range(_width(service, len(requests)))]
+        width = in_flight_max({service.of(each.model) for each in requests}, len(requests))
+        self._workers = [asyncio.create_task(self._work()) for _ in range(width)]
 
     async def answers(self) -> AsyncIterator[inference_pb2.BatchGenerateResponse]:
         """One per item, in the order in which they end."""
@@ -52,7 +53,11 @@ class Batch:
             worker.cancel()
 
     async def _work(self) -> None:
+        begun = False
         for index in self._next:
+            if begun:
+                await until_place_is_free(self._service.of(self._requests[index].model))
+            begun = True
             await self._answers.put(await self._answer(index))
 
     async def _answer(self, index: int) -> inference_pb2.BatchGenerateResponse:
@@ -69,17 +74,10 @@ class Batch:
         message = self._requests[index]
         if index in self._repeated:
             error = ServiceError(Code.ALREADY_EXISTS, f"an earlier item has the request_id {message.request_id!r}")
-            self._service.count_refusal(error)
+            self._service.count_refusal(error, message.model)
             raise error
         generation = await submitted(self._service, message, self._time_remaining())
         return await whole_answer(self._service, generation, message.output)
-
-
-def _width(service: GenerationService, items: int) -> int:
-    """How many are in flight: enough that none that runs has to wait for the next, within what the caller may."""
-    config, call = service.model.config, CALL.get()
-    own = None if call is None else call.caller.limits.max_concurrent_streams
-    return max(min(2 * config.max_num_seqs, config.max_queued_requests, items, items if own is None else own), 1)
 
 
 def _repeated_ids(requests: Sequence[inference_pb2.GenerateRequest]) -> set[int]:

@@ -34,7 +34,7 @@ def main() -> None:
     settings = parse_settings(
         ServeConfig,
         prog="llmsrv-grpc",
-        description="Serve a language model over gRPC, and with --http-port over HTTP, too.\n\n"
+        description="Serve language models over gRPC, and with --http-port over HTTP, too.\n\n"
         "gRPC: llmsrv.v1, grpc.health.v1 and reflection. HTTP: what OpenAI's clients use, probes and metrics.\n"
         "Ctrl-C or SIGTERM finishes what runs, then exits.",
     )
@@ -110,7 +110,7 @@ async def _finishes_before(event: asyncio.Event, work: Coroutine[None, None, Non
 
 
 class Daemon:
-    """A server and the model behind it, in the running event loop. Always call stop(), also when starting failed."""
+    """A server and the models behind it, in the running event loop. Always call stop(), also when starting failed."""
 
     def __init__(self, config: ServeConfig, environment: Mapping[str, str] = os.environ) -> None:
         """`environment`: may hold keys."""
@@ -119,7 +119,7 @@ class Daemon:
         self._began = time.monotonic()
         self._server: GrpcServer | None = None
         self._http: HttpServer | None = None
-        self._service: GenerationService | None = None
+        self._services: list[GenerationService] = []
         self._tracing: Tracing | None = None
         self._weights = config.tenant_weights
         self.port = 0
@@ -143,24 +143,27 @@ class Daemon:
         self._server = GrpcServer(self._config, security)
         self.port = await self._server.start()
         report(f"listening on {self._server.address}")
-        if self._config.http_port is not None:
+        if self._server.admin_address is not None:
+            report(f"listening for administrators on {self._server.admin_address}")
+        if self._config.serves_http:
             from llmsrv.serve.http_api.server import HttpServer
 
             self._http = HttpServer(self._config, security)
-            port = await self._http.start()
-            scheme = "http" if security.tls is None else "https"
-            report(f"listening on {scheme}://{self._config.http_host}:{port}")
+            await self._http.start()
+            local = " for HTTP" if self._config.http_port is None else ""
+            report(f"listening{local} on {self._http.address}")
 
     async def load(self) -> None:
-        """Loads the model; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""
-        from llmsrv.engine import load_engine
+        """Loads the models; health says SERVING. Raises ValueError or OSError. REQUIRES: start() returned."""
+        from llmsrv.engine import load_engines
         from llmsrv.service import GenerationService
 
-        name = self._config.served_model_name
         config = replace(self._config, tenant_weights=self._weights)
-        model = await asyncio.to_thread(load_engine, config, report=report, name=name)
-        self._service = GenerationService(model)
-        self._service.record_ends(self._note_end, prompt_chars=PROMPT_CHARS if self._config.log_prompts else 0)
+        models = await asyncio.to_thread(load_engines, config.apart(), report=report)
+        names = [each.name for each in models]
+        self._services = [GenerationService(each, served=names) for each in models]
+        for each in self._services:
+            each.record_ends(self._note_end, prompt_chars=PROMPT_CHARS if self._config.log_prompts else 0)
         gc.freeze()  # what was loaded stays: no later collection needs to look at it
         gc.enable()
         if self._config.permission_mode == "strict":
@@ -168,12 +171,12 @@ class Daemon:
 
             seal(self._config, report)
         if self._http is not None:
-            await self._http.serve(self._service)
+            await self._http.serve(*self._services)
         if self._server is not None:
-            await self._server.serve(self._service)
+            await self._server.serve(*self._services)
             took = time.monotonic() - self._began
             deployment = f" ({self._config.env})" if self._config.env else ""
-            report(f"serving {model.name} on {self._server.address}{deployment}, ready after {took:.2f} s")
+            report(f"serving {', '.join(names)} on {self._server.address}{deployment}, ready after {took:.2f} s")
 
     def _note_end(self, record: "RequestRecord") -> None:
         log_request(record, "" if self._tracing is None else self._tracing.note(record))
@@ -182,19 +185,19 @@ class Daemon:
         """Drains, stops listening, stops the engine. Idempotent. The time is the configured one if it is not given."""
         server, self._server = self._server, None
         http, self._http = self._http, None
-        service, self._service = self._service, None
-        if service is not None:
-            report(f"draining: {service.in_flight} requests in flight")
+        services, self._services = self._services, []
+        if services:
+            report(f"draining: {sum(each.in_flight for each in services)} requests in flight")
             if server is not None:
                 await server.drain(self._config.drain_timeout if drain_timeout_s is None else drain_timeout_s)
         for listener in (http, server):
             if listener is not None:
                 await listener.stop()
-        if service is not None:
+        for service in services:
             await service.close()
         if self._tracing is not None:
             await self._tracing.close()
-        if service is not None:
+        if services:
             report("stopped")
 
 

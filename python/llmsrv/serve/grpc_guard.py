@@ -10,7 +10,7 @@ import grpc.aio
 from llmsrv.caller import CALL
 from llmsrv.errors import ServiceError
 from llmsrv.serve.auth import Guard
-from llmsrv.serve.status import abort, internal_error, status_of
+from llmsrv.serve.status import abort, internal_error, told
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
 
 def _refusal(error: ServiceError) -> Handler:
     """A handler of the one shape that fits every client: it neither reads nor writes."""
-    status = status_of(error)
+    status = told(error)
 
     async def refuse(_: object, context: Any) -> None:  # noqa: ANN401
         await abort(context, status)

@@ -1,4 +1,4 @@
-"""The gRPC listener: three services over one GenerationService, health, reflection.
+"""The gRPC listener: three services over one Entry, health, reflection.
 
 It listens before the model is loaded, so that probes and clients get an answer: until `serve` is called every
 generation is UNAVAILABLE. Thread rule: one event loop, for gRPC and the service alike (two loops on grpc.aio in one
@@ -17,32 +17,28 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 import llmsrv
+from llmsrv.commit import built_commit
 from llmsrv.config import ServeConfig
+from llmsrv.engine import LoadedModel
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import Generation
 from llmsrv.serve import convert
 from llmsrv.serve.batch import Batch
 from llmsrv.serve.calls import stream_part, submitted, submitted_stream, whole_answer
-from llmsrv.serve.channelz import add_channelz
 from llmsrv.serve.drain import Drainer, progress
-from llmsrv.serve.grpc_guard import GuardInterceptor
+from llmsrv.serve.grpc_endpoint import Endpoint
 from llmsrv.serve.health import HealthReporter
 from llmsrv.serve.listener import Listener
-from llmsrv.serve.origins import GrpcOrigin
 from llmsrv.serve.recent_stats import recent_stats
 from llmsrv.serve.security import Security
 from llmsrv.serve.session import Session
 from llmsrv.serve.stall import StallWatch
-from llmsrv.serve.status import abort, internal_error, status_of
-from llmsrv.serve.unix_socket import room_for_socket, socket_path
+from llmsrv.serve.status import abort, internal_error, told
 from llmsrv.service import GenerationService, State, Tokenized
 from llmsrv.v1 import (
     admin_pb2,
@@ -55,7 +51,6 @@ from llmsrv.v1 import (
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 << 20
 WATCH_MIN_S, WATCH_DEFAULT_S = 0.1, 1.0
 STOP_GRACE_S = 0.5
 
@@ -73,10 +68,10 @@ def _unary(handler: Unary) -> Unary:
         try:
             return await handler(self, request, context)
         except ServiceError as error:
-            status = status_of(error)
+            status = told(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            status = status_of(internal_error())
+            status = told(internal_error())
         del request  # see abort()
         return await abort(context, status)
 
@@ -97,10 +92,10 @@ def _streaming(handler: Streaming) -> Streaming:
                         stream.note_taken()
             return
         except ServiceError as error:
-            status = status_of(error)
+            status = told(error)
         except Exception:
             logger.exception("%s failed", handler.__name__)
-            status = status_of(internal_error())
+            status = told(internal_error())
         del request  # see abort()
         await abort(context, status)
 
@@ -112,46 +107,59 @@ class GrpcServer(Listener):
 
     def __init__(self, config: ServeConfig, security: Security | None = None) -> None:
         """`security`: what it shares with other listeners. Raises ValueError without one, as Security() does."""
-        super().__init__()
-        self.config = config
         self._security = security or Security(config)
+        super().__init__(self._security.call_errors)
+        self.config = config
         self.start_time = time.time()
-        self.address = ""  # once it listens
         self._health = HealthReporter(lambda: self.state)
         self.drainer = Drainer(self._health.tell, config.drain_withdrawal)
         self.stalls = StallWatch(config.stream_stall_timeout)
-        guards = [GuardInterceptor(self._security.guard)] if self._security.guard.guards else []
-        self._server = grpc.aio.server(interceptors=[GrpcOrigin(), *guards], options=_options(config))
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(self), self._server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(_Admin(self), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
-        descriptors = (inference_pb2, model_pb2, admin_pb2, health_pb2)
-        names = [name for each in descriptors for name in _service_names(each)]
-        if config.channelz:
-            names.append(add_channelz(self._server))
-        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
+        self._public = self._admin = Endpoint(config.host, config.port, config, self._security, self.call_errors)
+        if config.separates_admin:
+            self._admin = Endpoint(
+                config.admin_host, config.admin_port or 0, config, self._security, self.call_errors, admin=True
+            )
+        self._add_services()
+
+    def _add_services(self) -> None:
+        self._public.add(inference_pb2, inference_pb2_grpc.add_InferenceServiceServicer_to_server, _Inference(self))
+        self._admin.add(admin_pb2, admin_pb2_grpc.add_AdminServiceServicer_to_server, _Admin(self))
+        models = _Models(self)
+        for endpoint in self._endpoints:
+            endpoint.add(model_pb2, model_pb2_grpc.add_ModelServiceServicer_to_server, models)
+            endpoint.add(health_pb2, health_pb2_grpc.add_HealthServicer_to_server, self._health.servicer)
+        if self.config.channelz:
+            self._admin.add_channelz()
+        for endpoint in self._endpoints:
+            if self.config.reflection or endpoint is not self._public:
+                endpoint.add_reflection()
+
+    @property
+    def _endpoints(self) -> list[Endpoint]:
+        return [self._public] if self._admin is self._public else [self._public, self._admin]
+
+    @property
+    def address(self) -> str:
+        """Where everybody's services are; with the port once it is known."""
+        return self._public.address
+
+    @property
+    def admin_address(self) -> str | None:
+        """Where AdminService is, if it is not beside the others."""
+        return None if self._admin is self._public else self._admin.address
 
     async def start(self) -> int:
         """Listens and returns the port, which says nothing on a Unix socket. Raises OSError when it cannot listen."""
-        host, path = self.config.host, socket_path(self.config.host)
-        self.address = host if path is not None else f"{host}:{self.config.port}"
-        self._security.warn_of_exposure(host, self.config.port)
-        try:
-            with room_for_socket(path):
-                port = self._security.add_grpc_port(self._server, self.address)
-        except (RuntimeError, OSError) as error:
-            raise OSError(f"cannot listen on {self.address}: {error}") from None
-        if path is None:
-            self.address = f"{host}:{port}"
+        port, *_ = [endpoint.bind() for endpoint in self._endpoints]
         await self._health.start()
         self.stalls.start()
-        await self._server.start()
+        for endpoint in self._endpoints:
+            await endpoint.start()
         return port
 
-    async def serve(self, service: GenerationService) -> None:
-        """From now on requests are taken."""
-        await super().serve(service)
+    async def serve(self, *services: GenerationService) -> None:
+        """From now on requests are taken. The first service is the default."""
+        await super().serve(*services)
         await self._health.tell()
 
     async def drain(self, timeout_s: float) -> None:
@@ -162,7 +170,7 @@ class GrpcServer(Listener):
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Stops listening. Open calls (health and stats watchers) are cut after the grace."""
         await self._health.stop()
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(endpoint.stop(grace_s) for endpoint in self._endpoints))
         await self.stalls.stop()
 
 
@@ -225,11 +233,13 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             offsets=request.pieces,
         )
         return inference_pb2.TokenizeResponse(
-            token_ids=tokenized.token_ids, pieces=self._pieces(tokenized), rendered_text=tokenized.rendered_text
+            token_ids=tokenized.token_ids,
+            pieces=self._pieces(tokenized, request.model),
+            rendered_text=tokenized.rendered_text,
         )
 
-    def _pieces(self, tokenized: Tokenized) -> list[inference_pb2.TokenizeResponse.Piece]:
-        token_bytes = self._server.service.model.tokenizer.token_bytes
+    def _pieces(self, tokenized: Tokenized, model: str) -> list[inference_pb2.TokenizeResponse.Piece]:
+        token_bytes = self._server.service.of(model).model.tokenizer.token_bytes
         return [
             inference_pb2.TokenizeResponse.Piece(token_bytes=token_bytes(token_id), begin=begin, end=end)
             for token_id, (begin, end) in zip(tokenized.token_ids, tokenized.offsets, strict=False)
@@ -256,31 +266,12 @@ class _Models(model_pb2_grpc.ModelServiceServicer):
     @_unary
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return model_pb2.ListModelsResponse(models=[self._model()])
+        return model_pb2.ListModelsResponse(models=[_described(each.model) for each in self._server.service.services])
 
     @_unary
     async def GetModel(self, request: model_pb2.GetModelRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        self._server.service.check_model(request.name)
-        return model_pb2.GetModelResponse(model=self._model())
-
-    def _model(self) -> model_pb2.Model:
-        model = self._server.service.model
-        return model_pb2.Model(
-            name=model.name,
-            architecture=model.architecture,
-            max_context_tokens=model.max_model_len,
-            vocab_size=model.vocab_size,
-            eos_token_ids=model.eos_token_ids,
-            weight_dtype=model.weight_dtype,
-            kv_cache_dtype=model.config.kv_cache_dtype,
-            quantization=model.quantization,
-            has_chat_template=model.chat_template is not None,
-            default_sampling=convert.sampling_params(model.resolve(model.defaults)),
-            max_top_logprobs=model.config.max_logprobs,
-            max_n=model.config.max_choices,
-            tokenizer_sha256=model.tokenizer.sha256,
-        )
+        return model_pb2.GetModelResponse(model=_described(self._server.service.named(request.name).model))
 
 
 class _Admin(admin_pb2_grpc.AdminServiceServicer):
@@ -293,12 +284,13 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         state = self._server.state
         info = admin_pb2.GetServerInfoResponse(
             version=llmsrv.__version__,
+            commit=built_commit(),
             backend="cpu",
             start_time=_timestamp(self._server.start_time),
             state=_STATES[state],
         )
         if state is not State.STARTING:
-            model = self._server.service.model
+            model = self._server.service.named(request.model).model
             info.devices.append(model.engine.device)
             info.kv_blocks = model.plan.kv_blocks
             info.kv_block_tokens = model.config.block_size
@@ -310,7 +302,7 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     @_unary
     async def GetStats(self, request: admin_pb2.GetStatsRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return admin_pb2.GetStatsResponse(stats=self._stats())
+        return admin_pb2.GetStatsResponse(stats=_stats(self._server.service.named(request.model)))
 
     @_streaming
     async def WatchStats(self, request: admin_pb2.WatchStatsRequest, context: Context) -> AsyncGenerator[Message, None]:
@@ -318,9 +310,9 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         interval_s = request.interval.ToMilliseconds() / 1000 if request.HasField("interval") else WATCH_DEFAULT_S
         if interval_s < WATCH_MIN_S:
             raise ServiceError.invalid([Violation("interval", "must be at least 100 ms")])
+        service = self._server.service.named(request.model)
         while True:
-            stats = self._stats()
-            yield admin_pb2.WatchStatsResponse(stats=stats)
+            yield admin_pb2.WatchStatsResponse(stats=_stats(service))
             if self._server.state is State.DRAINED and self._server.drainer.finishing:
                 return
             await asyncio.sleep(interval_s)
@@ -352,43 +344,8 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     @_unary
     async def ClearPrefixCache(self, request: admin_pb2.ClearPrefixCacheRequest, context: Context) -> Message:
         convert.refuse_unknown(request)
-        return admin_pb2.ClearPrefixCacheResponse(blocks_freed=await self._server.service.clear_prefix_cache())
-
-    def _stats(self) -> admin_pb2.EngineStats:
-        service = self._server.service
-        sample = service.stats()
-        return admin_pb2.EngineStats(
-            time=_timestamp(time.time()),
-            state=_STATES[service.state],
-            running=sample.running,
-            waiting=sample.waiting,
-            kv_blocks_used=sample.kv_blocks_held,
-            kv_blocks_total=sample.kv_blocks_total,
-            kv_blocks_cached=sample.kv_blocks_cached,
-            steps=sample.steps,
-            prompt_tokens=sample.prompt_tokens,
-            generation_tokens=sample.generation_tokens,
-            prefix_cache_queries=sample.prefix_queries,
-            prefix_cache_hits=sample.prefix_hits,
-            preemptions=sample.preemptions,
-            requests=service.outcomes,
-            kv_blocks_free=sample.kv_blocks_free,
-            sequence_states={name: _state_stats(each) for name, each in sample.states.items()},
-            recomputed_tokens=sample.recomputed_tokens,
-            swap_outs=sample.swap_outs,
-            swap_ins=sample.swap_ins,
-            swapped_out_blocks=sample.swapped_out_blocks,
-            swapped_in_blocks=sample.swapped_in_blocks,
-            swap_blocks_held=sample.swap_blocks_held,
-            swap_blocks_total=sample.swap_blocks_total,
-            copied_prefix_tokens=sample.copied_prefix_tokens,
-            utilization=sample.utilization,
-            swap_bytes_per_second=sample.swap_bytes_per_second,
-            step_time_per_token=convert.duration(sample.step_seconds_per_token),
-            oldest_wait=convert.duration(sample.oldest_wait_s),
-            deadline_drops=service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0),
-            recent=recent_stats(service.latencies.recent, time.monotonic()),
-        )
+        freed = await self._server.service.clear_prefix_cache(request.model)
+        return admin_pb2.ClearPrefixCacheResponse(blocks_freed=freed)
 
 
 _STATES = {
@@ -399,6 +356,60 @@ _STATES = {
     State.DRAINED: admin_pb2.SERVER_STATE_DRAINED,
     State.FAILED: admin_pb2.SERVER_STATE_FAILED,
 }
+
+
+def _described(model: LoadedModel) -> model_pb2.Model:
+    return model_pb2.Model(
+        name=model.name,
+        architecture=model.architecture,
+        max_context_tokens=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        weight_dtype=model.weight_dtype,
+        kv_cache_dtype=model.config.kv_cache_dtype,
+        quantization=model.quantization,
+        has_chat_template=model.chat_template is not None,
+        default_sampling=convert.sampling_params(model.resolve(model.defaults)),
+        max_top_logprobs=model.config.max_logprobs,
+        max_n=model.config.max_choices,
+        tokenizer_sha256=model.tokenizer.sha256,
+    )
+
+
+def _stats(service: GenerationService) -> admin_pb2.EngineStats:
+    sample = service.stats()
+    return admin_pb2.EngineStats(
+        time=_timestamp(time.time()),
+        state=_STATES[service.state],
+        running=sample.running,
+        waiting=sample.waiting,
+        kv_blocks_used=sample.kv_blocks_held,
+        kv_blocks_total=sample.kv_blocks_total,
+        kv_blocks_cached=sample.kv_blocks_cached,
+        steps=sample.steps,
+        prompt_tokens=sample.prompt_tokens,
+        generation_tokens=sample.generation_tokens,
+        prefix_cache_queries=sample.prefix_queries,
+        prefix_cache_hits=sample.prefix_hits,
+        preemptions=sample.preemptions,
+        requests=service.outcomes,
+        kv_blocks_free=sample.kv_blocks_free,
+        sequence_states={name: _state_stats(each) for name, each in sample.states.items()},
+        recomputed_tokens=sample.recomputed_tokens,
+        swap_outs=sample.swap_outs,
+        swap_ins=sample.swap_ins,
+        swapped_out_blocks=sample.swapped_out_blocks,
+        swapped_in_blocks=sample.swapped_in_blocks,
+        swap_blocks_held=sample.swap_blocks_held,
+        swap_blocks_total=sample.swap_blocks_total,
+        copied_prefix_tokens=sample.copied_prefix_tokens,
+        utilization=sample.utilization,
+        swap_bytes_per_second=sample.swap_bytes_per_second,
+        step_time_per_token=convert.duration(sample.step_seconds_per_token),
+        oldest_wait=convert.duration(sample.oldest_wait_s),
+        deadline_drops=service.outcomes.get(Code.DEADLINE_EXCEEDED.name, 0),
+        recent=recent_stats(service.latencies.recent, time.monotonic()),
+    )
 
 
 def _close_when_done(context: Context, owner: Generation | Batch | Session) -> None:
@@ -421,29 +432,6 @@ def _state_stats(stats: StateSample) -> admin_pb2.SequenceStateStats:
 
 def _no_rpc(name: str) -> ServiceError:
     return ServiceError(Code.UNIMPLEMENTED, f"{name} is not implemented in this version", reason="RPC_NOT_IMPLEMENTED")
-
-
-def _options(config: ServeConfig) -> list[tuple[str, int]]:
-    return [
-        # Two servers on one port would share connections by chance: the second one must fail to start.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        # Clients may ping while a long prefill sends nothing; without this they would be cut off for it.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(config.grpc_min_ping_interval)),
-        ("grpc.keepalive_time_ms", _ms(config.grpc_keepalive_time)),
-        ("grpc.keepalive_timeout_ms", _ms(config.grpc_keepalive_timeout)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _service_names(module: Any) -> list[str]:  # noqa: ANN401
-    return [each.full_name for each in module.DESCRIPTOR.services_by_name.values()]
 
 
 def _timestamp(seconds: float) -> Timestamp:

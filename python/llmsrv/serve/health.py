@@ -7,11 +7,16 @@ One task looks at the state a few times a second; a change is told to every Watc
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio
 
 from llmsrv.service import State
+
+Status = Any  # of a service; the stubs have no name for its type, and no List at all
+_ListResponse: Callable[..., Message] = getattr(health_pb2, "HealthListResponse")  # noqa: B009
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +24,29 @@ POLL_S = 0.5
 SERVICES = ("", "llmsrv.v1.InferenceService", "llmsrv.v1.ModelService", "llmsrv.v1.AdminService")
 
 
+class HealthServicer(aio.HealthServicer):
+    """The library's, with List, which it lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._statuses: dict[str, Status] = {}
+
+    async def set(self, service: str, status: Status) -> None:
+        """From now on a service has this status; who watches it is told."""
+        self._statuses[service] = status
+        await super().set(service, status)
+
+    async def List(self, request: Message, context: object) -> Message:
+        """The status of every service."""
+        statuses = {name: health_pb2.HealthCheckResponse(status=each) for name, each in self._statuses.items()}
+        return _ListResponse(statuses=statuses)
+
+
 class HealthReporter:
     """Owns the health servicer and keeps it equal to the state."""
 
     def __init__(self, state: Callable[[], State]) -> None:
-        self.servicer = aio.HealthServicer()
+        self.servicer = HealthServicer()
         self._state = state
         self._told: State | None = None
         self._task: asyncio.Task[None] | None = None

@@ -23,6 +23,7 @@ from llmsrv.config import ServeConfig
 from llmsrv.option import options_of
 from llmsrv.serve import landlock, seccomp
 from llmsrv.serve.landlock import Allowed
+from llmsrv.serve.unix_socket import socket_path
 from llmsrv.weights.fetch_apart import fetch_apart
 
 Report = Callable[[str], None]
@@ -48,9 +49,10 @@ def confine(config: ServeConfig, report: Report) -> ServeConfig:
     """
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a process with several threads cannot be confined")
-    config = _with_local_model(config)
+    config = _with_local_models(config)
     seccomp.refuse_carriers()
-    allowed = [Allowed(path) for path in [*_model_files(Path(config.model)), *_installation()]]
+    models = [path for each in config.apart().values() for path in _model_files(Path(each.model_source))]
+    allowed = [Allowed(path) for path in [*models, *_installation()]]
     allowed += [Allowed(Path(each)) for each in _SYSTEM_FILES]
     allowed += [Allowed(Path("/dev/null"), landlock.WRITE), *_of_options(config)]
     _held.append(os.open("/proc/self", os.O_PATH | os.O_CLOEXEC))
@@ -66,16 +68,24 @@ def confine(config: ServeConfig, report: Report) -> ServeConfig:
 
 def seal(config: ServeConfig, report: Report) -> None:
     """Gives up, for all threads that there are, what only loading needed. Raises OSError when that cannot be."""
-    seccomp.refuse_for_all_threads(may_remove_files=_socket_folder(config) is not None)
+    seccomp.refuse_for_all_threads(may_remove_files=bool(_socket_folders(config)))
     report("permission_mode strict: writes no file, executes nothing and connects nowhere from now on")
 
 
-def _with_local_model(config: ServeConfig) -> ServeConfig:
-    """The same with the model's path, and with the name that it would have had."""
-    if Path(config.model).expanduser().exists():
-        return replace(config, model=str(Path(config.model).expanduser()))
-    path = fetch_apart(config.model)
+def _with_local_models(config: ServeConfig) -> ServeConfig:
+    """The same with the models' paths, and with the name that a single one would have had."""
+    if not isinstance(config.model, str):
+        return replace(config, model={name: str(_local(source)) for name, source in config.model.items()})
+    path = _local(config.model)
+    if path == Path(config.model).expanduser():
+        return replace(config, model=str(path))
     return replace(config, model=str(path), served_model_name=config.served_model_name or config.model)
+
+
+def _local(model: str) -> Path:
+    """Where the model is. What has to be fetched is fetched by another process."""
+    path = Path(model).expanduser()
+    return path if path.exists() else fetch_apart(model)
 
 
 def _model_files(model: Path) -> Iterator[Path]:
@@ -111,11 +121,10 @@ def _of_options(config: ServeConfig) -> Iterator[Allowed]:
         else:
             path.touch()
             yield Allowed(path, landlock.WRITE)
-    folder = _socket_folder(config)
-    if folder is not None:
-        yield Allowed(folder, landlock.MAKE)
+    yield from (Allowed(folder, landlock.MAKE) for folder in _socket_folders(config))
 
 
-def _socket_folder(config: ServeConfig) -> Path | None:
-    """Where a Unix socket is made, and removed in the end."""
-    return Path(config.host.removeprefix("unix:")).parent if config.host.startswith("unix:") else None
+def _socket_folders(config: ServeConfig) -> list[Path]:
+    """Where Unix sockets are made, and removed in the end."""
+    paths = (socket_path(each) for each in (config.host, config.http_host, config.admin_host))
+    return [each.parent for each in paths if each is not None]

@@ -1,4 +1,5 @@
-"""What protects the daemon's ports: keys with their limits, and certificates. Both listeners share one."""
+"""What protects the daemon's ports: keys with their limits, and certificates; and the count of whom they and others
+refuse. All listeners share one."""
 
 import ipaddress
 import logging
@@ -10,18 +11,20 @@ import grpc.aio
 
 from llmsrv.config import ServeConfig
 from llmsrv.serve.auth import Guard
+from llmsrv.serve.call_errors import CallErrors
 from llmsrv.serve.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 
 class Security:
-    """The guard and, where there are certificates, TLS."""
+    """The guard, the count of refused calls and, where there are certificates, TLS."""
 
     def __init__(self, config: ServeConfig, environment: Mapping[str, str] = os.environ) -> None:
         """Raises ValueError when a file of keys or certificates cannot be used."""
         self._config = config
         self.guard = Guard(config, environment)
+        self.call_errors = CallErrors()
         self.tls = None if config.tls_cert is None else Tls(config)
 
     @property
@@ -54,13 +57,17 @@ class Security:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, self.tls.grpc_credentials())
 
-    def warn_of_exposure(self, host: str, port: int) -> None:
-        """Says what is missing on an address that others can reach, unless --insecure-bind says that it is known."""
+    def warn_of_exposure(self, host: str, port: int, *, for_admins: bool = False) -> None:
+        """Says what is missing on an address that others can reach, unless --insecure-bind says that it is known.
+
+        `for_admins`: the admin token alone guards it.
+        """
         missing = []
         if self.tls is None:
             missing.append("encryption (--tls-cert, --tls-key)")
-        if not self.guard.key_count and self._config.tls_client_ca is None:
-            missing.append("authentication (--api-key-file)")
+        keyed = self.guard.guards if for_admins else self.guard.key_count
+        if not keyed and self._config.tls_client_ca is None:
+            missing.append(f"authentication ({'--admin-token-file' if for_admins else '--api-key-file'})")
         if missing and not is_local(host) and not self._config.insecure_bind:
             logger.warning(
                 "WARNING: %s:%d IS OPEN TO THE NETWORK WITHOUT %s. Whoever reaches it can use it or listen to it. "

@@ -9,12 +9,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+from llmsrv.entry import Entry
 from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.generation import Generation
 from llmsrv.serve import convert
 from llmsrv.serve.calls import stream_part, submitted_stream
 from llmsrv.serve.status import internal_error, item_status
-from llmsrv.service import GenerationService
 from llmsrv.v1 import inference_pb2, types_pb2
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Session:
 
     def __init__(
         self,
-        service: GenerationService,
+        service: Entry,
         requests: AsyncIterator[inference_pb2.GenerateSessionRequest],
         time_remaining: Callable[[], float | None],
     ) -> None:
@@ -111,7 +111,7 @@ class Session:
                 self._cancel(request_id)
         except ServiceError as error:
             if action == "start":
-                self._service.count_refusal(error)
+                self._service.count_refusal(error, message.start.request.model)
             self._refuse(request_id, error)
 
     def _start(self, request_id: str, message: inference_pb2.GenerateStreamRequest) -> None:

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from typing import Any
 
 from grpc.aio import BaseError, InternalError
 
 from llmsrv.errors import Code, ServiceError
-from llmsrv.serve.status import abort, status_of
+from llmsrv.serve.status import abort, told
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class WatchedStream:
     def __init__(self, context: Context, handler: "asyncio.Task[Any]") -> None:
         self.context = context
         self.handler = handler
+        self.call = copy_context()  # of this call, for whoever ends it from another task
         self._messages = 0
         self._waits = False
         self._seen = (0, 0)  # a message that waited, and how often it was seen to
@@ -103,7 +105,7 @@ class StallWatch:
     async def _end(self, stream: WatchedStream) -> None:
         logger.warning("a stream was ended: its reader took nothing for %g s", self._limit_s)
         found = f"the reader took nothing for {self._limit_s:g} s (stream_stall_timeout)"
-        status = status_of(ServiceError(Code.RESOURCE_EXHAUSTED, found, reason="STREAM_STALLED"))
+        status = stream.call.run(told, ServiceError(Code.RESOURCE_EXHAUSTED, found, reason="STREAM_STALLED"))
         aborting = asyncio.create_task(abort(stream.context, status))
         await asyncio.wait({aborting}, timeout=STATUS_S)
         stream.handler.cancel()

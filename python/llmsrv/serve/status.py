@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from llmsrv.errors import Code, ServiceError
+from llmsrv.serve.call_errors import note_error
 from llmsrv.serve.convert import duration
 from llmsrv.v1 import types_pb2
 
@@ -42,9 +43,15 @@ def status_of(error: ServiceError) -> status_pb2.Status:
     return status_pb2.Status(code=error.code.value, message=message, details=[_packed(each) for each in details])
 
 
+def told(error: ServiceError) -> status_pb2.Status:
+    """The same for the client of the current call, which is counted: call it once for an answer that leaves."""
+    note_error(error.code, error.reason)
+    return status_of(error)
+
+
 def item_status(error: ServiceError) -> types_pb2.ItemStatus:
     """The same for one item of a batch or a session: our message has the wire format of google.rpc.Status."""
-    return types_pb2.ItemStatus.FromString(status_of(error).SerializeToString())
+    return types_pb2.ItemStatus.FromString(told(error).SerializeToString())
 
 
 async def abort(context: "grpc.aio.ServicerContext", status: status_pb2.Status) -> NoReturn:  # type: ignore[type-arg]

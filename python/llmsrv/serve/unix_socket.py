@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIX = "unix:"
+from llmsrv.config import UNIX_PREFIX
 
 
 def socket_path(host: str) -> Path | None:
     """The socket's path, or None for a host of the network."""
-    return Path(host.removeprefix(PREFIX)) if host.startswith(PREFIX) else None
+    return Path(host.removeprefix(UNIX_PREFIX)) if host.startswith(UNIX_PREFIX) else None
 
 
 @contextmanager

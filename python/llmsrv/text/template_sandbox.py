@@ -1,15 +1,18 @@
 """Runs one Jinja template within limits. Imports Jinja: import this module only when there is a template.
 
 Jinja's sandbox keeps a template from the interpreter, but not from endless loops or endless text. Here each pass of a
-loop and each call is a step; steps and output are limited, and so are the operators that make much out of little. Not
-limited is the memory of a text that doubles again and again, so templates of clients stay off unless they are trusted.
+loop, each call, each filter and each test is a step; steps, the processor time that they take and output are limited,
+and so are the operators that make much out of little. Not limited is the memory of a text that doubles again and again,
+so templates of clients stay off unless they are trusted.
 """
 
+import functools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -18,7 +21,9 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 
-_STEPS_MAX = 1_000_000
+STEPS_MAX = 100_000  # of the costliest kind, calls of macros, some 6 us each
+PROCESSOR_S_MAX = 1.0  # for steps that work on much: a filter may get a long text
+_LOOK_STEPS = 16  # between two looks at the clock, which cost a microsecond or two each; filters always look
 _OUTPUT_CHARACTERS_MAX = 64 << 20
 _REPEATED_ITEMS_MAX = 1 << 20  # of a text or list made by `*`
 _NUMBER_BITS_MAX = 4096  # of a number made by `*` or `**`
@@ -30,6 +35,7 @@ class SandboxedTemplate:
 
     def __init__(self, source: str) -> None:
         """Raises ValueError if `source` is not a valid template."""
+        _ENVIRONMENT.begin_steps()  # the compiler works out what is constant
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -72,14 +78,17 @@ class _LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         self.filters["tojson"] = _to_json
+        self.filters = {name: self._stepping(each) for name, each in self.filters.items()}
+        self.tests = {name: self._stepping(each) for name, each in self.tests.items()}
         self.filters[_STEPS_FILTER] = self._counted
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _now
-        self._steps = threading.local()  # .left: what the render in progress on this thread may still do
+        self._steps = threading.local()  # .left, .until_s: what the work in progress on this thread may still do
 
     def begin_steps(self) -> None:
-        """Gives the render that starts on this thread its steps."""
-        self._steps.left = _STEPS_MAX
+        """Gives what starts on this thread its steps."""
+        self._steps.left = STEPS_MAX
+        self._steps.until_s = time.thread_time() + PROCESSOR_S_MAX
 
     # Called by compiled templates for each call, and for each operator named above.
     def call(self, context: Context, function: object, /, *args: object, **kwargs: object) -> object:
@@ -103,10 +112,25 @@ class _LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _counted(self, items: Iterable[object]) -> "_CountedItems":
         return _CountedItems(items, self._take_step)
 
+    def _stepping(self, function: Any) -> Callable[..., object]:  # noqa: ANN401
+        @functools.wraps(function)  # its attributes, too: they say what Jinja hands it
+        def counted(*args: object, **kwargs: object) -> object:
+            self._take_step()
+            self._check_time()
+            return function(*args, **kwargs)
+
+        return counted
+
     def _take_step(self) -> None:
         self._steps.left -= 1
         if self._steps.left < 0:
-            raise RuntimeError(f"more than {_STEPS_MAX} steps")
+            raise RuntimeError(f"more than {STEPS_MAX} steps")
+        if self._steps.left % _LOOK_STEPS == 0:
+            self._check_time()
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._steps.until_s:
+            raise RuntimeError(f"more than {PROCESSOR_S_MAX:g} s of processor time")
 
 
 class _CountedItems:

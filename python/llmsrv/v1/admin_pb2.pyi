@@ -29,8 +29,10 @@ SERVER_STATE_FAILED: ServerState
 SERVER_STATE_STALLED: ServerState
 
 class GetServerInfoRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
     __slots__ = ("version", "commit", "backend", "devices", "start_time", "state", "kv_blocks", "kv_block_tokens", "max_running", "max_waiting", "max_batch_tokens")
@@ -195,8 +197,10 @@ class EngineStats(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[ServerState, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., preemptions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., requests: _Optional[_Mapping[str, int]] = ..., kv_blocks_cached: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., sequence_states: _Optional[_Mapping[str, SequenceStateStats]] = ..., recomputed_tokens: _Optional[int] = ..., swap_outs: _Optional[int] = ..., swap_ins: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., swap_blocks_held: _Optional[int] = ..., swap_blocks_total: _Optional[int] = ..., copied_prefix_tokens: _Optional[int] = ..., utilization: _Optional[float] = ..., swap_bytes_per_second: _Optional[float] = ..., step_time_per_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., deadline_drops: _Optional[int] = ..., recent: _Optional[_Union[RecentStats, _Mapping]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
     __slots__ = ("stats",)
@@ -205,10 +209,12 @@ class GetStatsResponse(_message.Message):
     def __init__(self, stats: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
 
 class WatchStatsRequest(_message.Message):
-    __slots__ = ("interval",)
+    __slots__ = ("interval", "model")
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     interval: _duration_pb2.Duration
-    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    model: str
+    def __init__(self, interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class WatchStatsResponse(_message.Message):
     __slots__ = ("stats",)
@@ -263,8 +269,10 @@ class ResumeResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ServerState, str]] = ...) -> None: ...
 
 class ClearPrefixCacheRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ClearPrefixCacheResponse(_message.Message):
     __slots__ = ("blocks_freed",)

@@ -86,14 +86,14 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """Takes one sample of the engine.
+        """Takes one sample of a model's engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchStats(self, request, context):
-        """Sends samples of the engine until cancelled, or the server shuts down.
+        """Sends samples of a model's engine until cancelled, or the server shuts down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClearPrefixCache(self, request, context):
-        """Empties the prefix cache.
+        """Empties the prefix cache of one model, or of all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

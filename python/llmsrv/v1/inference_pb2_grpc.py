@@ -110,8 +110,8 @@ class InferenceServiceServicer(object):
 
     def BatchGenerate(self, request, context):
         """Generates for many prompts; each result comes as soon as it is done. As
-        many are in flight as keep the server busy, and no more: a batch alone does
-        not fill the queue.
+        many are in flight as keep the server busy, and half of the free places of
+        the queue at most: others get in beside it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

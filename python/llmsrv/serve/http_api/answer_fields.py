@@ -221,6 +221,7 @@ class Version(AnswerFields, frozen=True, kw_only=True):
     """Which llmsrv this is."""
 
     version: str
+    commit: str  # empty when the build did not know it
 
 
 class Error(AnswerFields, frozen=True, kw_only=True):

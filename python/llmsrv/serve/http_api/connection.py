@@ -5,7 +5,7 @@ as long as they like, without a key.
 """
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -43,3 +43,47 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class LocalConnection(Connection):
+    """One over a Unix socket, where the kernel has no time limit for a reader that takes nothing: so it is here.
+
+    The kernel takes more only when most of what it has is read, some 150 KB: one that reads less in the time is cut
+    off, too.
+    """
+
+    def __init__(self, *arguments: Any, stall_s: float, **named: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **named)
+        self._stall_s = stall_s
+        self._untaken = 0  # bytes that waited at the last look
+        self._look: asyncio.TimerHandle | None = None  # while more waits than should
+
+    def pause_writing(self) -> None:
+        """The reader is slow: much waits for it."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        super().resume_writing()
+        self._look_no_longer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone."""
+        self._look_no_longer()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._untaken = self.transport.get_write_buffer_size()
+        self._look = self.loop.call_later(self._stall_s, self._end_unless_taken)
+
+    def _end_unless_taken(self) -> None:
+        if self.transport.get_write_buffer_size() < self._untaken:
+            self._look_later()
+        else:
+            self.transport.abort()
+
+    def _look_no_longer(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None

@@ -21,13 +21,18 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI's API takes where max_tokens is not se
 PROMPTS_MAX = 1024
 TEMPLATE_DEPTH_MAX = 32
 # Where the client's name of a service's field is not its last part.
-CLIENT_NAMES = {"stop_strings": "stop", "template_kwargs": "chat_template_kwargs"}
+CLIENT_NAMES = {
+    "stop_strings": "stop",
+    "include_stop": "include_stop_str_in_output",
+    "template_kwargs": "chat_template_kwargs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a body asks for: one request per prompt, and what of their results the answer has."""
 
+    model: str
     requests: Sequence[GenerationRequest]
     choices_each: int
     stream: bool
@@ -52,6 +57,7 @@ def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
     alternatives = (fields.top_logprobs or 0) if fields.logprobs else None
     params = _params(fields, limit, alternatives, violations)
     return Asked(
+        model=fields.model,
         requests=[_request(fields, _chat_prompt(fields), params)],
         choices_each=fields.n,
         stream=fields.stream,
@@ -66,12 +72,15 @@ def chat_request(fields: ChatFields, violations: list[Violation]) -> Asked:
 def completion_request(fields: CompletionFields, violations: list[Violation]) -> Asked:
     """The service's requests for a completion, one per prompt. Adds as above."""
     violations += _stream_violations(fields)
+    if fields.echo and fields.truncate_prompt_tokens is not None:
+        violations.append(Violation("truncate_prompt_tokens", "cannot be combined with echo"))
     prompts = list(_prompts(fields.prompt, violations))
     limit = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     params = _params(fields, limit, fields.logprobs, violations)
     if fields.echo and fields.logprobs is not None:
         params = replace(params, prompt_logprobs=True)
     return Asked(
+        model=fields.model,
         requests=[_request(fields, each, params) for each in prompts],
         choices_each=fields.n,
         stream=fields.stream,
@@ -137,8 +146,11 @@ def _request(fields: GenerationFields, prompt: Prompt, params: SamplingParams) -
         prompt=prompt,
         params=params,
         model=fields.model,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         cache_salt=fields.cache_salt,
+        bypass_prefix_cache=fields.bypass_prefix_cache,
         priority=fields.priority,
+        queue_timeout_s=fields.queue_timeout,
     )
 
 
@@ -162,11 +174,15 @@ def _params(
         seed=fields.seed,
         n=fields.n,
         logit_bias=_logit_bias(fields.logit_bias, violations),
+        allowed_token_ids=fields.allowed_token_ids,
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
         stop=fields.stop if isinstance(fields.stop, str) else tuple(fields.stop),
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
+        time_limit_s=fields.time_limit,
+        include_stop=fields.include_stop_str_in_output,
+        skip_special_tokens=fields.skip_special_tokens,
         logprobs=alternatives is not None,
         top_logprobs=top_logprobs,
         prompt_logprobs=fields.prompt_logprobs is not None,

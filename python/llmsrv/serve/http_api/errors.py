@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from llmsrv.errors import Code, ServiceError
+from llmsrv.serve.call_errors import note_error
 
 MESSAGE_CHARS_MAX = 4096
 _TYPES = {
@@ -21,6 +22,10 @@ _CHALLENGES = {
 }
 
 
+# What HTTP's own refusals count as, beside those of the service.
+_CODES = {404: Code.NOT_FOUND, 405: Code.UNIMPLEMENTED, 408: Code.DEADLINE_EXCEEDED}
+
+
 class Refusal(Exception):
     """A request that HTTP itself refuses, before it means anything: its status, and a word for programs."""
 
@@ -32,7 +37,8 @@ class Refusal(Exception):
 
 
 def error_body(error: ServiceError) -> dict[str, object]:
-    """The body of an answer, or the data of an event in a stream that has begun."""
+    """The body of an answer, or the data of an event in a stream that has begun. Call it once: it is counted."""
+    note_error(error.code, error.reason)
     param = error.violations[0].field if error.violations else "model" if error.code is Code.NOT_FOUND else None
     return _body(error.message, _TYPES.get(error.code, "invalid_request_error"), param, error.reason.lower())
 
@@ -50,6 +56,7 @@ def error_response(error: ServiceError) -> Response:
 
 def refusal_response(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to a request that HTTP itself refuses."""
+    note_error(_CODES.get(refusal.status, Code.INVALID_ARGUMENT), refusal.code)
     return _response(
         refusal.status, _body(refusal.message, "invalid_request_error", None, refusal.code), dict(headers or {})
     )

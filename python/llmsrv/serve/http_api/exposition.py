@@ -1,4 +1,4 @@
-"""The service's counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`, and where that is
+"""The services' counters in Prometheus' text format, under vLLM's names with the prefix `llmsrv:`, and where that is
 wanted under vLLM's own prefix, too.
 
 Written by hand: the counters live in the core and in the service, so the client library would add a registry and a
@@ -6,11 +6,12 @@ dependency to copy them into, for a format of two lines per value.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llmsrv
 from llmsrv.errors import Code
 from llmsrv.latencies import Histogram
+from llmsrv.serve.call_errors import Kind
 from llmsrv.service import GenerationService, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,20 +44,36 @@ class _Family:
     values: Sequence[tuple[str, Labels, float]]  # suffix, labels, value
 
 
-def exposition(service: GenerationService, *, vllm_names: bool = False) -> str:
-    """One consistent sample."""
-    model = {"model_name": service.model.name}
-    families = [
-        _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
-        *_engine_families(service, model),
-        *_outcome_families(service.outcomes, model),
-        *_latency_families(service, model),
-    ]
+def exposition(
+    services: Sequence[GenerationService],
+    call_errors: Mapping[Kind, int] | None = None,
+    *,
+    vllm_names: bool = False,
+) -> str:
+    """One consistent sample of each model. `call_errors`: of all listeners. REQUIRES: there is one model at least."""
+    families = [_merged(parts) for parts in zip(*map(_families, services), strict=True)]
+    families.append(_call_error_family(call_errors or {}))
     lines = [line for each in families for line in _lines(each, PREFIX, {})]
     if vllm_names:
         known = [each for each in families if each.name in VLLM_NAMES]
         lines += [line for each in known for line in _lines(each, VLLM_PREFIX, {"engine": "0"})]
     return "\n".join(lines) + "\n"
+
+
+def _families(service: GenerationService) -> list[_Family]:
+    """The same ones for every model."""
+    model = {"model_name": service.model.name}
+    return [
+        _family("info", "gauge", "What runs; always 1.", [({**model, "version": llmsrv.__version__}, 1)]),
+        *_engine_families(service, model),
+        *_outcome_families(service.outcomes, model),
+        *_latency_families(service, model),
+    ]
+
+
+def _merged(parts: Sequence[_Family]) -> _Family:
+    """The values of all models together: a name may stand only once in the text."""
+    return replace(parts[0], values=[each for part in parts for each in part.values])
 
 
 def _engine_families(service: GenerationService, model: Labels) -> Iterator[_Family]:
@@ -93,7 +110,7 @@ def _engine_families(service: GenerationService, model: Labels) -> Iterator[_Fam
         yield _family(name, "gauge", text, [(model, value)])
     yield _family("kv_blocks", "gauge", "KV blocks.", [({**model, "state": s}, n) for s, n in blocks.items()])
     states = [({**model, "state": each.value}, float(each is state)) for each in State]
-    yield _family("server_state", "gauge", "1 for the state of the server.", states)
+    yield _family("server_state", "gauge", "1 for the state of the model.", states)
     for name, text, value in counters:
         yield _family(f"{name}_total", "counter", text, [(model, value)])
 
@@ -108,6 +125,13 @@ def _outcome_families(outcomes: Mapping[str, int], model: Labels) -> Iterator[_F
     yield _family("request_success_total", "counter", text, by_reason)
     every = [({**model, "outcome": outcome}, count) for outcome, count in sorted(outcomes.items())]
     yield _family("requests_total", "counter", "All requests, refused ones too: a finish reason or a status.", every)
+
+
+def _call_error_family(counts: Mapping[Kind, int]) -> _Family:
+    text = "Calls, and items of batches and sessions, that were answered with an error, as their clients were told it."
+    kinds = sorted(counts.items())
+    values = [({"protocol": protocol, "code": code, "reason": reason}, n) for (protocol, code, reason), n in kinds]
+    return _family("call_errors_total", "counter", text, values)
 
 
 def _latency_families(service: GenerationService, model: Labels) -> Iterator[_Family]:

@@ -73,8 +73,15 @@ class GenerationFields(Fields, frozen=True, kw_only=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None  # keep so many of its last tokens
+    time_limit: float | None = None  # seconds from arrival; what is done by then is the answer
+    queue_timeout: float | None = None  # seconds that it may wait for a place among those that run
     priority: int = 0
     cache_salt: str = ""
+    bypass_prefix_cache: bool = False
     return_token_ids: bool = False
     prompt_logprobs: int | None = None  # alternatives for each position of the prompt
 

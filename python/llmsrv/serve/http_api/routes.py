@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,9 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import llmsrv
+from llmsrv.commit import built_commit
 from llmsrv.errors import ServiceError, Violation
-from llmsrv.generation import Generation, collect
-from llmsrv.params import GenerationRequest
 from llmsrv.serve.http_api import convert
 from llmsrv.serve.http_api.answers import Answer, ChatAnswer, ChatStream, TextAnswer
 from llmsrv.serve.http_api.body import read_object
@@ -33,13 +31,14 @@ from llmsrv.serve.http_api.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
-    Fields,
+    GenerationFields,
     TokenizeFields,
     read_fields,
 )
 from llmsrv.serve.http_api.openapi import document
+from llmsrv.serve.http_api.prompts import Prompts, prompt_name
 from llmsrv.serve.http_api.stats import stats
-from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone, updates_of
+from llmsrv.serve.http_api.stream import ClientGone, EventStream, unless_gone
 from llmsrv.serve.listener import Listener
 from llmsrv.serve.origins import HttpOrigin
 from llmsrv.serve.status import internal_error
@@ -51,7 +50,7 @@ REQUEST_ID = "x-request-id"
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 DEAD_STATES = (State.STALLED, State.FAILED)
 
-F = TypeVar("F", bound=Fields)
+F = TypeVar("F", bound=GenerationFields)
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
@@ -77,7 +76,7 @@ def api(listener: Listener, middleware: Sequence[Middleware] = (), *, vllm_names
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(HttpOrigin), *middleware],
+        middleware=[Middleware(HttpOrigin, listener.call_errors), *middleware],
         exception_handlers={HTTPException: _no_route, Exception: _bug},
     )
     app.router.redirect_slashes = False
@@ -132,13 +131,13 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         asked = await self._asked(request, ChatFields, convert.chat_request)
         kind = ChatStream if asked.stream else ChatAnswer
-        answer = kind(self._answer_id(request, "chatcmpl"), self._model_name, asked, self._token_bytes)
+        answer = kind(self._answer_id(request, "chatcmpl", asked), *self._answering(asked))
         return await self._answered(request, answer)
 
     @_handler
     async def complete(self, request: Request) -> Response:
         asked = await self._asked(request, CompletionFields, convert.completion_request)
-        answer = TextAnswer(self._answer_id(request, "cmpl"), self._model_name, asked, self._token_bytes)
+        answer = TextAnswer(self._answer_id(request, "cmpl", asked), *self._answering(asked))
         return await self._answered(request, answer)
 
     async def _asked(
@@ -146,24 +145,30 @@ class _Handlers:
     ) -> Asked:
         """What the body asks for. Raises with everything that is wrong with it, the service's reasons included."""
         service = self._listener.service
+        fields: F | None = None
         try:
             fields, violations = read_fields(kind, await read_object(request))
             asked = None if fields is None else convert_fields(fields, violations)
             if violations or asked is None:
                 raise await self._refused(asked, violations)
         except ServiceError as error:
-            service.count_refusal(error)
+            service.count_refusal(error, "" if fields is None else fields.model)
             raise
         return asked
 
-    def _answer_id(self, request: Request, kind: str) -> str:
+    def _answering(self, asked: Asked) -> tuple[str, Asked, Callable[[int], bytes]]:
+        """What an answer is made of: its model's name, what is asked for, and bytes of tokens."""
+        model = self._listener.service.of(asked.model).model
+        return model.name, asked, model.tokenizer.token_bytes
+
+    def _answer_id(self, request: Request, kind: str, asked: Asked) -> str:
         """The client's own, or a new one: what it is called in logs and by Abort, too."""
         given = request.headers.get(REQUEST_ID)
         if given is None:
             return f"{kind}-{secrets.token_hex(12)}"
         if not re.fullmatch(r"[!-~]{1,200}", given):
             error = ServiceError.invalid([Violation(REQUEST_ID, "must be 1 to 200 visible ASCII characters")])
-            self._listener.service.count_refusal(error)
+            self._listener.service.count_refusal(error, asked.model)
             raise error
         return given
 
@@ -172,12 +177,12 @@ class _Handlers:
         if asked is not None and asked.requests:
             found = ServiceError.invalid(await self._listener.service.violations(asked.requests[0]))
             named = [each.field for each in violations]
-            words = convert.in_client_words(found, asked.field_names, _prompt_name(asked, 0))
+            words = convert.in_client_words(found, asked.field_names, prompt_name(asked, 0))
             violations += [each for each in words.violations if not _is_named(each.field, named)]
         return ServiceError.invalid(violations)
 
     async def _answered(self, request: Request, answer: Answer) -> Response:
-        service = self._listener.service
+        service = self._listener.service.of(answer.asked.model)
         if answer.asked.stream:
             return await unless_gone(request.receive, _stream(service, answer))
         body = await unless_gone(request.receive, _whole(service, answer))
@@ -187,15 +192,13 @@ class _Handlers:
 
     @_handler
     async def list_models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        return _json({"object": "list", "data": [self._model(each) for each in self._listener.service.services]})
 
     @_handler
     async def get_model(self, request: Request) -> Response:
-        self._listener.service.check_model(request.path_params["name"])
-        return _json(self._model())
+        return _json(self._model(self._listener.service.named(request.path_params["name"])))
 
-    def _model(self) -> dict[str, object]:
-        service = self._listener.service
+    def _model(self, service: GenerationService) -> dict[str, object]:
         return {
             "id": service.model.name,
             "object": "model",
@@ -203,13 +206,6 @@ class _Handlers:
             "owned_by": "llmsrv",
             "max_model_len": service.model.max_model_len,
         }
-
-    @property
-    def _model_name(self) -> str:
-        return self._listener.service.model.name
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        return self._listener.service.model.tokenizer.token_bytes(token_id)
 
     # --- text ---
 
@@ -226,11 +222,12 @@ class _Handlers:
             raise convert.in_client_words(error, {}, "prompt") from None
         answer: dict[str, object] = {
             "count": len(tokenized.token_ids),
-            "max_model_len": service.model.max_model_len,
+            "max_model_len": service.of(fields.model).model.max_model_len,
             "tokens": list(tokenized.token_ids),
         }
         if fields.return_token_strs:
-            answer["token_strs"] = [self._token_bytes(each).decode("utf-8", "replace") for each in tokenized.token_ids]
+            token_bytes = service.of(fields.model).model.tokenizer.token_bytes
+            answer["token_strs"] = [token_bytes(each).decode("utf-8", "replace") for each in tokenized.token_ids]
         return _json(answer)
 
     @_handler
@@ -260,11 +257,12 @@ class _Handlers:
 
     @_handler
     async def version(self, request: Request) -> Response:
-        return _json({"version": llmsrv.__version__})
+        return _json({"version": llmsrv.__version__, "commit": built_commit()})
 
     @_handler
     async def metrics(self, request: Request) -> Response:
-        text = exposition(self._listener.service, vllm_names=self._vllm_names)
+        service, errors = self._listener.service, self._listener.call_errors
+        text = exposition(service.services, errors.counts, vllm_names=self._vllm_names)
         return Response(text, media_type=CONTENT_TYPE)
 
     @_handler
@@ -282,59 +280,36 @@ class _Handlers:
 
 async def _stream(service: GenerationService, answer: Answer) -> EventStream:
     """A stream whose first update is there: until then a failure has a status of its own."""
-    generations = await _submitted(service, answer)
+    prompts = Prompts(service, answer.asked, answer.id)
     try:
-        updates = updates_of(generations)
-        return EventStream(answer, generations, await updates.__anext__(), updates)
+        await _begin(service, answer, prompts)
+        updates = prompts.updates()
+        return EventStream(answer, prompts, await updates.__anext__(), updates)
     except BaseException:
-        _close(generations)
+        prompts.close()
         raise
 
 
 async def _whole(service: GenerationService, answer: Answer) -> bytes:
-    generations = await _submitted(service, answer)
+    prompts = Prompts(service, answer.asked, answer.id)
     try:
-        outputs = [await collect(each) for each in generations]  # what the later ones gain meanwhile is kept for them
+        await _begin(service, answer, prompts)
+        outputs = await prompts.outputs()
     finally:
-        _close(generations)
+        prompts.close()
     asked = answer.asked
     if asked.logprobs is None and asked.prompt_logprobs is None:
         return answer.whole(outputs)
     return await asyncio.to_thread(answer.whole, outputs)  # maybe many thousand records: built beside the loop
 
 
-async def _submitted(service: GenerationService, answer: Answer) -> list[Generation]:
-    """All requests of a body, or none. Their ids are the answer's, with a number if there are several."""
-    asked = answer.asked
-    generations: list[Generation] = []
-    try:
-        for number, each in enumerate(asked.requests):
-            generations.append(await service.submit(_with_id(each, answer, number)))
-        answer.echoed = [await _text_of(service, each) for each in asked.echo]
-    except BaseException as error:
-        _close(generations)
-        if isinstance(error, ServiceError):
-            raise convert.in_client_words(error, asked.field_names, _prompt_name(asked, len(generations))) from None
-        raise
-    return generations
-
-
-def _with_id(request: GenerationRequest, answer: Answer, number: int) -> GenerationRequest:
-    several = len(answer.asked.requests) > 1
-    return replace(request, request_id=f"{answer.id}-{number}" if several else answer.id)
+async def _begin(service: GenerationService, answer: Answer, prompts: Prompts) -> None:
+    await prompts.begin()
+    answer.echoed = [await _text_of(service, each) for each in answer.asked.echo]
 
 
 async def _text_of(service: GenerationService, prompt: str | Sequence[int]) -> str:
     return prompt if isinstance(prompt, str) else await service.detokenize(prompt, skip_special_tokens=False)
-
-
-def _close(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        generation.close()
-
-
-def _prompt_name(asked: Asked, number: int) -> str:
-    return "prompt" if len(asked.requests) == 1 else f"prompt[{number}]"
 
 
 def _is_named(field: str, named: Sequence[str]) -> bool:

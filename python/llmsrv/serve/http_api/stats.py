@@ -18,7 +18,7 @@ Values = dict[str, Any]
 def stats(listener: Listener) -> Values:
     """One sample. Without models while they are loaded."""
     state = listener.state
-    services = [] if state is State.STARTING else [listener.service]
+    services = [] if state is State.STARTING else listener.service.services
     return {
         "version": llmsrv.__version__,
         "time": time.time(),
@@ -31,6 +31,7 @@ def model_stats(service: GenerationService, now: float) -> Values:
     """One model's. `now`: monotonic seconds."""
     return {
         "name": service.model.name,
+        "state": service.state.value,
         "failure": service.failure,
         "facts": _facts(service),
         **_engine_values(service),

@@ -6,7 +6,7 @@ meanwhile is merged into one update.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -14,15 +14,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llmsrv.errors import Code, ServiceError
-from llmsrv.generation import Generation
 from llmsrv.params import Update
 from llmsrv.serve.http_api.answers import Answer, event
 from llmsrv.serve.http_api.errors import error_body
+from llmsrv.serve.http_api.prompts import Prompts, Updates
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Updates = AsyncGenerator[tuple[int, Update], None]
 
 
 class ClientGone(Exception):
@@ -45,39 +44,16 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
                 await task
 
 
-async def updates_of(generations: Sequence[Generation]) -> Updates:
-    """The updates of all generations as they come, each with the number of its generation. Raises ServiceError."""
-    if len(generations) == 1:
-        async for update in generations[0]:
-            yield 0, update
-        return
-    waiting = {asyncio.ensure_future(each.__anext__()): i for i, each in enumerate(generations)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                i = waiting.pop(task)
-                update = task.result()
-                if update.usage is None:
-                    waiting[asyncio.ensure_future(generations[i].__anext__())] = i
-                yield i, update
-    finally:
-        for task in waiting:
-            task.cancel()
-
-
 class EventStream(Response):
-    """Server-sent events. It has begun when the first update was there; it owns the generations and closes them."""
+    """Server-sent events. It has begun when the first update was there; it owns the prompts and closes them."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, answer: Answer, generations: Sequence[Generation], first: tuple[int, Update], rest: Updates
-    ) -> None:
+    def __init__(self, answer: Answer, prompts: Prompts, first: tuple[int, Update], rest: Updates) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": answer.id})
         del self.headers["content-length"]
         self._answer = answer
-        self._generations = generations
+        self._prompts = prompts
         self._first = first
         self._rest = rest
 
@@ -87,8 +63,7 @@ class EventStream(Response):
             with suppress(ClientGone):
                 await unless_gone(receive, self._send_all(send))
         finally:
-            for generation in self._generations:
-                generation.close()
+            self._prompts.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

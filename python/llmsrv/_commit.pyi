@@ -1,0 +1,3 @@
+# Written at build time by python/bindings/commit.cmake.
+
+COMMIT: str
