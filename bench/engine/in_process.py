@@ -7,14 +7,15 @@ import time
 import numpy as np
 
 from llmsrv import _core
-from llmsrv.weights.fetch import resolve_model
-from llmsrv.weights.load import inspect_model, load_weights
 
 BLOCK_SIZE = 16
 
 
 def open_weights(model, dtype, threads):
     """(weights, size of the vocabulary)"""
+    from llmsrv.weights.fetch import resolve_model
+    from llmsrv.weights.load import inspect_model, load_weights
+
     files = inspect_model(resolve_model(model))
     return load_weights(files, dtype=dtype, threads=threads), files.spec.vocab_size
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "cuda/emulation/cache_arrays.h"
 #include "cuda/launch/attention.h"
@@ -19,7 +20,7 @@ struct Ranges {
 };
 
 Ranges make_ranges(const py::array& ranges, int block_size, int window) {
-  const std::int32_t* values = pointer<std::int32_t>(ranges);
+  const auto* values = static_cast<const std::int32_t*>(ranges.data());
   Ranges made;
   int block = 0;
   for (int i = 0; i < rows_of(ranges); ++i, values += 3) {
@@ -50,8 +51,8 @@ void paged_attention(const py::array& queries, const py::array& cache, const KvS
     if (!window.is_none()) params.window = window.cast<int>();
     params.has_soft_cap = !soft_cap.is_none();
     if (params.has_soft_cap) params.soft_cap = soft_cap.cast<float>();
-    const Ranges made = make_ranges(ranges, params.cache.block_size, params.window);
-    params.ranges = made.on_device.data();
+    Ranges made = make_ranges(ranges, params.cache.block_size, params.window);
+    params.ranges = in_reach(made.on_device);
     if constexpr (std::is_same_v<T, Bf16> && std::is_same_v<Kv, Bf16>) {
       const auto blocks = static_cast<std::size_t>(cache.size()) / params.cache.block_elements();
       if (kernel == "hopper") {
@@ -61,11 +62,11 @@ void paged_attention(const py::array& queries, const py::array& cache, const KvS
     if (kernel == "prefill") return cuda::attend_prefill(params, made.grid, nullptr);
 
     const auto count = static_cast<std::size_t>(made.partials * params.heads);
-    const float nan = __uint_as_float(0x7fc00000u);
-    std::vector<float> sums(count * static_cast<std::size_t>(params.cache.head_dim), nan);
-    std::vector<float> maxima(count, nan);
-    std::vector<float> weights(count, nan);
-    cuda::attend_segments(params, made.grid, {sums.data(), maxima.data(), weights.data()}, nullptr);
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> sums(count * static_cast<std::size_t>(params.cache.head_dim), kNan);
+    std::vector<float> maxima(count, kNan);
+    std::vector<float> weights(count, kNan);
+    cuda::attend_segments(params, made.grid, {in_reach(sums), in_reach(maxima), in_reach(weights)}, nullptr);
   });
 }
 

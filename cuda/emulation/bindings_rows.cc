@@ -100,7 +100,7 @@ void move_blocks(const std::vector<py::array>& from, const std::vector<py::array
   for (const py::array& layer : from) sources.push_back(pointer<unsigned char>(layer));
   for (const py::array& layer : to) targets.push_back(pointer<unsigned char>(layer));
   cuda::move_blocks(
-      {sources.data(), targets.data(), pointer<std::int32_t>(from_blocks), pointer<std::int32_t>(to_blocks),
+      {in_reach(sources), in_reach(targets), pointer<std::int32_t>(from_blocks), pointer<std::int32_t>(to_blocks),
        static_cast<int>(from.size()), rows_of(from_blocks), static_cast<std::size_t>(from[0].shape(1))},
       nullptr);
 }

@@ -57,9 +57,9 @@ void sample(const py::array& logits, const std::vector<py::dict>& rows, const py
   cuda::SampleParams params;
   params.logits = matrix_pointer<float>(logits);
   params.logits_stride = stride_of(logits);
-  params.rows = on_device.data();
-  params.ids = lists.ids.data();
-  params.biases = lists.biases.data();
+  params.rows = in_reach(on_device);
+  params.ids = in_reach(lists.ids);
+  params.biases = in_reach(lists.biases);
   params.allowed = pointer_or_null<std::uint32_t>(allowed);
   params.weights = pointer<float>(weights);
   params.tokens = pointer<std::int32_t>(tokens);
@@ -78,7 +78,7 @@ void logprobs(const py::array& logits, const std::vector<std::pair<int, int>>& r
   cuda::LogprobParams params;
   params.logits = matrix_pointer<float>(logits);
   params.logits_stride = stride_of(logits);
-  params.rows = on_device.data();
+  params.rows = in_reach(on_device);
   params.tokens = pointer<std::int32_t>(tokens);
   params.logprobs = pointer<float>(logprobs);
   params.ranks = pointer<std::int32_t>(ranks);

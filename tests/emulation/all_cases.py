@@ -6,6 +6,7 @@ import hopper_wrapper_cases  # noqa: F401
 import linear_cases  # noqa: F401
 import row_cases  # noqa: F401
 import sampling_cases  # noqa: F401
+import wrapper_cases  # noqa: F401
 from machine import BARRIER_CASES, CASES
 
 __all__ = ["BARRIER_CASES", "CASES"]

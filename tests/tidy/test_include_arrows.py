@@ -53,6 +53,8 @@ def test_the_kernels_know_only_themselves():
     allowed = {
         "cuda/kernels": ("cuda/kernels/", "cpp/quant/packed_layout.h"),  # the layout is plain integers
         "cuda/launch": ("cuda/kernels/", "cuda/launch/"),
+        "cuda/conformance": ("cuda/kernels/", "cuda/conformance/"),
+        "cuda/device": ("cuda/device/", "cuda/emulation/bindings.h"),
         "cuda/library": ("cuda/library/",),
         "cuda/plugin": ("cuda/plugin/", "cuda/launch/", "cpp/ops/plugin.h", "cpp/ops/launches.h"),
     }
@@ -102,3 +104,10 @@ def test_the_service_knows_no_transport():
             assert not imported.startswith(("grpc", "llmsrv.serve", "llmsrv.v1", "google.protobuf")), (
                 f"{name}: {imported}"
             )
+
+
+def test_bindings_of_kernels_hand_out_memory_in_one_way():
+    """A pointer of the host's would be right on the emulator alone."""
+    for name in re.findall(r"bindings_\w+\.cc", (ROOT / "cuda/sources.cmake").read_text()):
+        text = (ROOT / "cuda/emulation" / name).read_text()
+        assert not re.search(r"\w(\.|->)(data|mutable_data)\(\)[,};]", text), name
