@@ -5,6 +5,8 @@ import numpy as np
 from llmsrv import _testing
 
 BLOCK_FORMATS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+# Formats that floats are packed into, with more columns to a scale than a block of files has.
+GROUP_FORMATS = {"int4-g64": 64, "int4-g128": 128, "int8-g64": 64, "int8-g128": 128}
 GGUF_NAMES = {"q4_k": "Q4_K", "q5_k": "Q5_K", "q6_k": "Q6_K"}
 # Byte offsets of the float16 fields of a block: scales and minima.
 F16_FIELDS = {
@@ -17,6 +19,11 @@ F16_FIELDS = {
     "q5_k": [0, 2],
     "q6_k": [208],
 }
+
+
+def scale_cols(name):
+    """Columns that rows of a packed format are multiples of."""
+    return GROUP_FORMATS[name] if name in GROUP_FORMATS else _testing.source_block(name)[0]
 
 
 def random_blocks(rng, name, blocks):

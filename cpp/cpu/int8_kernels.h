@@ -56,6 +56,8 @@ struct Int8Table {
   // Panels [first, end) of a matrix in the format of the name.
   using Linear = void(const Int8LinearTask& task, int first, int end);
   Linear* linear_u4;
+  Linear* linear_u4_g64;
+  Linear* linear_u4_g128;
   Linear* linear_u4_zero;
   Linear* linear_u5;
   Linear* linear_u5_zero;

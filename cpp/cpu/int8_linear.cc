@@ -27,6 +27,10 @@ Int8Table::Linear* kernel_for(const Int8Table& kernels, WeightFormat format) {
   switch (format) {
     case WeightFormat::kU4:
       return kernels.linear_u4;
+    case WeightFormat::kU4G64:
+      return kernels.linear_u4_g64;
+    case WeightFormat::kU4G128:
+      return kernels.linear_u4_g128;
     case WeightFormat::kU4Zero:
       return kernels.linear_u4_zero;
     case WeightFormat::kU5:
@@ -34,6 +38,8 @@ Int8Table::Linear* kernel_for(const Int8Table& kernels, WeightFormat format) {
     case WeightFormat::kU5Zero:
       return kernels.linear_u5_zero;
     case WeightFormat::kS8:
+    case WeightFormat::kS8G64:
+    case WeightFormat::kS8G128:
       return kernels.linear_s8;
     case WeightFormat::kU4K:
       return kernels.linear_u4k;

@@ -48,6 +48,8 @@ struct Format {
   static constexpr bool kHasHalves = kTwoLevel && !kHasMin;  // each half of a group has an integer scale of its own
 };
 using U4 = Format<packed::kU4, 4, 0>;
+using U4G64 = Format<packed::kU4G64, 4, 0>;
+using U4G128 = Format<packed::kU4G128, 4, 0>;
 using U4Zero = Format<packed::kU4Zero, 4, 8>;
 using U5 = Format<packed::kU5, 5, 0>;
 using U5Zero = Format<packed::kU5Zero, 5, 16>;
@@ -105,7 +107,7 @@ __attribute__((always_inline)) inline GroupWeights unpack_group(const uint8_t* b
   constexpr int kF16Row = 2;
   GroupWeights weights;
   unpack_quants<Format>(block, group, rows, weights.w);
-  const int here = group * kPanelRows + rows;
+  const int here = group / kBlock.groups_per_scale * kPanelRows + rows;
   if constexpr (!Format::kTwoLevel) {
     weights.scale = Vec::load_f16(block + kBlock.scales + here * kF16Row);
     if constexpr (Format::kHasMin) weights.min = Vec::load_f16(block + kBlock.mins + here * kF16Row);
@@ -437,6 +439,8 @@ const Int8Table table = {
     .activation_bytes = activation_bytes,
     .quantize = quantize,
     .linear_u4 = linear<U4>,
+    .linear_u4_g64 = linear<U4G64>,
+    .linear_u4_g128 = linear<U4G128>,
     .linear_u4_zero = linear<U4Zero>,
     .linear_u5 = linear<U5>,
     .linear_u5_zero = linear<U5Zero>,

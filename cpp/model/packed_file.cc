@@ -27,7 +27,8 @@ constexpr std::size_t kWriteBytes = std::size_t{8} << 20;
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kU4,     WeightFormat::kU4Zero, WeightFormat::kU5,
                                      WeightFormat::kU5Zero, WeightFormat::kS8,     WeightFormat::kU4K,
-                                     WeightFormat::kU5K,    WeightFormat::kU6K};
+                                     WeightFormat::kU5K,    WeightFormat::kU6K,    WeightFormat::kU4G64,
+                                     WeightFormat::kU4G128, WeightFormat::kS8G64,  WeightFormat::kS8G128};
 
 std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -39,7 +40,7 @@ void put_layout(std::ostream& text) {
   text << "layout " << packed::kPanelRows << " " << packed::kGroupCols << " " << packed::kLineBytes;
   for (const WeightFormat format : kFormats) {
     const packed::Superblock& block = superblock_of(format);
-    text << "; " << weight_format_name(format);
+    text << "; " << weight_format_name(format) << " " << scale_cols(format);
     for (const int place : {block.groups, block.high, block.scales, block.mins, block.d, block.d_min, block.bytes}) {
       text << " " << place;
     }

@@ -25,15 +25,10 @@ struct Place {
   Byte* high(int group) const { return superblock + layout.high + (first_group + group) * layout.high_group_bytes; }
   bool is_k() const { return layout.d_min > layout.d; }
   bool has_mins() const { return layout.d > layout.mins; }
-  // The f16 of this block: of its group, or in K formats of its row.
-  Byte* scale() const {
-    const int row = is_k() ? lane : first_group * kPanelRows + lane;
-    return superblock + (is_k() ? layout.d : layout.scales) + kF16Bytes * row;
-  }
-  Byte* min() const {
-    const int row = is_k() ? lane : first_group * kPanelRows + lane;
-    return superblock + (is_k() ? layout.d_min : layout.mins) + kF16Bytes * row;
-  }
+  // The f16 of this block: of its group, which others may share, or in K formats of its row.
+  int f16_row() const { return is_k() ? lane : first_group / layout.groups_per_scale * kPanelRows + lane; }
+  Byte* scale() const { return superblock + (is_k() ? layout.d : layout.scales) + kF16Bytes * f16_row(); }
+  Byte* min() const { return superblock + (is_k() ? layout.d_min : layout.mins) + kF16Bytes * f16_row(); }
   // K formats: one byte per row and sub-group.
   Byte* sub_scale(int sub) const { return superblock + layout.scales + sub * kPanelRows + lane; }
   Byte* sub_min(int sub) const { return superblock + layout.mins + sub * kPanelRows + lane; }

@@ -15,7 +15,8 @@ struct LaneBlock {
   int block = 0;
 };
 
-// Both REQUIRE a quantized format. load_block() gives back exactly what store_block() was given.
+// Both REQUIRE a quantized format. load_block() gives back exactly what store_block() was given; blocks that share a
+// scale have to be given the same one.
 void store_block(WeightFormat format, std::byte* panel, LaneBlock at, const QuantBlock& block);
 void load_block(WeightFormat format, const std::byte* panel, LaneBlock at, QuantBlock& block);
 

@@ -1,6 +1,7 @@
 #include "cpp/quant/packed_matrix.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "cpp/base/check.h"
 #include "cpp/base/float16.h"
 #include "cpp/quant/packed_lane.h"
+#include "cpp/quant/packed_row.h"
 #include "cpp/quant/quantize.h"
 
 namespace llmsrv {
@@ -48,22 +50,17 @@ void load_row_f32(const std::byte* panel, int lane, int cols, float* out) {
 
 int blocks_in_row(WeightFormat format, int cols) { return cols / source_block_values(source_of(format)); }
 
-// The integers and scales of one row go to their lane, whatever order the file has them in.
-void store_quantized_row(WeightFormat format, const std::byte* source, int cols, std::byte* panel, int lane) {
-  const SourceFormat from = source_of(format);
-  const std::size_t block_bytes = source_block_bytes(from);
-  QuantBlock block;
-  for (int index = 0; index < blocks_in_row(format, cols); ++index, source += block_bytes) {
-    read_block(from, source, block);
-    store_block(format, panel, {lane, index}, block);
-  }
-}
-
 void quantize_row(WeightFormat format, const std::vector<float>& values, std::byte* panel, int lane) {
-  QuantBlock block;
-  for (int index = 0; index < static_cast<int>(values.size()) / packed::kGroupCols; ++index) {
-    quantize_group(format, values.data() + index * packed::kGroupCols, block);
-    store_block(format, panel, {lane, index}, block);
+  const int group_cols = scale_cols(format);
+  std::array<QuantBlock, kMaxQuantizedGroupBlocks> room;
+  const std::span blocks = std::span(room).first(static_cast<std::size_t>(group_cols / packed::kGroupCols));
+  LaneBlock at{lane, 0};
+  for (int first = 0; first < static_cast<int>(values.size()); first += group_cols) {
+    quantize_group(format, values.data() + first, blocks);
+    for (const QuantBlock& block : blocks) {
+      store_block(format, panel, at, block);
+      ++at.block;
+    }
   }
 }
 
@@ -95,13 +92,14 @@ std::size_t PackedMatrix::packed_bytes(WeightFormat format, int rows, int cols) 
 }
 
 bool PackedMatrix::accepts(WeightFormat format, SourceFormat source) {
-  if (!is_quantized(format) || source == source_of(format)) return true;
+  if (!is_quantized(format)) return true;
+  if (source == source_of(format)) return scale_cols(format) == source_block_values(source);
   return can_quantize_to(format) && source_block_values(source) == 1;
 }
 
 PackedMatrix::PackedMatrix(WeightFormat format, int rows, int cols)
     : format_(format), rows_(rows), cols_(cols), memory_(packed_bytes(format, rows, cols)) {
-  LLMSRV_CHECK(rows > 0 && cols > 0 && cols % source_block_values(source_of(format)) == 0);
+  LLMSRV_CHECK(rows > 0 && cols > 0 && cols % scale_cols(format) == 0);
 }
 
 void PackedMatrix::map(std::shared_ptr<const MappedFile> file, std::size_t offset) {
@@ -123,7 +121,7 @@ void PackedMatrix::set_rows(int first, int count, SourceFormat format, std::span
   const auto store_row = [&](const std::byte* in, int row, std::vector<float>& values) {
     std::byte* panel = panels_begin + panel_bytes() * static_cast<std::size_t>(row / kRows);
     if (is_quantized(format_) && format == source_of(format_)) {
-      return store_quantized_row(format_, in, cols_, panel, row % kRows);
+      return store_source_row(format_, in, blocks_in_row(format_, cols_), panel, row % kRows);
     }
     llmsrv::unpack_row(format, in, cols_, values.data());
     if (is_quantized(format_)) return quantize_row(format_, values, panel, row % kRows);

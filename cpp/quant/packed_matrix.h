@@ -25,12 +25,12 @@ class PackedMatrix {
   static constexpr int kPanelRows = packed::kPanelRows;
 
   PackedMatrix() = default;
-  // Zero matrix. REQUIRES: rows > 0, cols > 0; cols is a multiple of the block of source_of(format)
+  // Zero matrix. REQUIRES: rows > 0, cols > 0; cols is a multiple of scale_cols(format)
   PackedMatrix(WeightFormat format, int rows, int cols);
 
   // Stores `count` source rows as rows [first, first + count), in parallel over `pool`. A quantized format takes the
-  // blocks of its own source format and only permutes them; kS8 and kU4 also quantize plain sources (quantize.h);
-  // kBf16 and kF32 take the floats that any source stands for.
+  // blocks of its own source format and only permutes them; kS8 and kU4 also quantize plain sources (quantize.h), and
+  // their kin of larger groups take nothing else; kBf16 and kF32 take the floats that any source stands for.
   // REQUIRES: accepts(format(), format); the range lies inside the matrix; `source` holds
   // count * source_row_bytes(format, cols()) bytes.
   void set_rows(int first, int count, SourceFormat format, std::span<const std::byte> source, ThreadPool& pool);

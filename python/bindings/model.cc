@@ -76,12 +76,9 @@ SourceFormat parse_source_format(const std::string& name, const std::string& wei
 }
 
 WeightsDtype parse_weights_dtype(const std::string& name) {
-  if (name == "auto") return WeightsDtype::kAuto;
-  if (name == dtype_name(DType::kBf16)) return WeightsDtype::kBf16;
-  if (name == dtype_name(DType::kF32)) return WeightsDtype::kF32;
-  if (name == "int8") return WeightsDtype::kInt8;
-  if (name == "int4") return WeightsDtype::kInt4;
-  throw std::invalid_argument("dtype of weights must be auto, bfloat16, float32, int8 or int4, is '" + name + "'");
+  if (const std::optional<WeightsDtype> dtype = weights_dtype_named(name)) return *dtype;
+  throw std::invalid_argument(
+      "dtype of weights must be auto, bfloat16, float32, int8 or int4 (or for example int4-g64), is '" + name + "'");
 }
 
 void set_weight(Weights& weights, const std::string& name, const std::string& source_format,

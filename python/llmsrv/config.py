@@ -29,7 +29,7 @@ _MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._:@/-]*"
 _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "bfloat16", "float32"),
-    "quantization": ("int8", "int4"),
+    "quantization": ("int8", "int4", "int8-g64", "int8-g128", "int4-g64", "int4-g128"),
     "kv_cache_dtype": ("bfloat16", "float32", "int8"),
     "preemption_mode": ("auto", "swap", "recompute"),
     "generation_config": ("auto", "none"),
@@ -184,13 +184,20 @@ class EngineOptions:
         DEFAULT_DTYPE,
     )
     quantization: str | None = _option(
-        "Pack float weights while loading, in groups of 32: int8 or int4. Weights with fewer bits stay as they are.",
+        "Pack float weights while loading: int8 or int4, in groups of 32 columns, or in larger ones: int4-g64, "
+        "int4-g128, int8-g64, int8-g128. Weights with fewer bits stay as they are.",
         None,
     )
     packed_cache: str | None = _option(
         "Folder that keeps the weights as they stand in memory, for quicker starts. Default: none are kept.",
         None,
         opens="folder",
+    )
+    packed_cache_size: int | None = _option(
+        "What that folder may hold, for example 10GiB; what was not used for longest goes first. Default: 32GiB.",
+        None,
+        parser=parse_size,
+        writer=write_size,
     )
     threads: int | None = _option("Compute threads. Default: physical cores that this process may use.", None)
     reserve_cpus: int = _option("Cores that the default of threads leaves free, for a busy front end.", 0)
@@ -274,7 +281,7 @@ class EngineOptions:
             raise ValueError(f"reserve_cpus: must not be negative, not {self.reserve_cpus}")
         if self.reserve_cpus and self.threads is not None:
             raise ValueError("reserve_cpus: cannot be combined with threads")
-        for name in ("kv_cache_memory", "swap_space"):
+        for name in ("kv_cache_memory", "swap_space", "packed_cache_size"):
             if not 0 <= (getattr(self, name) or 0) <= _SIZE_MAX:
                 raise ValueError(f"{name}: must be in 0..{_SIZE_MAX} bytes, not {getattr(self, name)}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
@@ -294,6 +301,8 @@ class EngineOptions:
         for name in ("trace_steps", "packed_cache"):
             if getattr(self, name) == "":
                 raise ValueError(f"{name}: must not be empty")
+        if self.packed_cache_size is not None and self.packed_cache is None:
+            raise ValueError("packed_cache_size: needs packed_cache")
         if self.quantization and self.dtype == "float32":
             raise ValueError("quantization: cannot be combined with dtype float32")
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmsrv import _core
     from llmsrv.text.chat_template import ChatTemplate
     from llmsrv.text.tokenizer import Tokenizer
-    from llmsrv.weights.load import ModelFiles
+    from llmsrv.weights.load import ModelFiles, PackedCache
     from llmsrv.weights.progress import ProgressCallback
 
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
@@ -249,10 +249,10 @@ def _load(
 ) -> LoadedModel:
     """Loads what was planned and starts its engine."""
     from llmsrv import _core
-    from llmsrv.weights.load import PackedCache, load_weights
+    from llmsrv.weights.load import load_weights
 
     files, config, clock = source.files, planned.config, _Clock(source.tell)
-    cache = PackedCache(config.packed_cache, files, source.tell) if config.packed_cache else None
+    cache = _packed_cache(config, files, source.tell)
     with _weights_progress(source) as progress:
         weights = load_weights(files, dtype=config.weights_dtype, threads=team.threads, progress=progress, cache=cache)
     clock.lap(f"mapped the weights from {cache.path}" if cache and cache.was_used else "loaded the weights")
@@ -396,6 +396,16 @@ def _weights_progress(source: _Source) -> "AbstractContextManager[ProgressCallba
     if source.report is None:
         return nullcontext(no_progress)
     return show_progress(f"weights of {source.name}" if source.is_one_of_several else "weights")
+
+
+def _packed_cache(options: EngineOptions, files: "ModelFiles", report: Report) -> "PackedCache | None":
+    from llmsrv.weights.load import PackedCache
+    from llmsrv.weights.packed_folder import DEFAULT_BYTES_MAX
+
+    if options.packed_cache is None:
+        return None
+    size = options.packed_cache_size
+    return PackedCache(options.packed_cache, files, report, DEFAULT_BYTES_MAX if size is None else size)
 
 
 def _load_text(files: "ModelFiles") -> "tuple[Tokenizer, ChatTemplate | None]":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import reference
-from quant_blocks import BLOCK_FORMATS, ordinary_blocks
+from quant_blocks import BLOCK_FORMATS, GROUP_FORMATS, ordinary_blocks
 
 from llmsrv import _testing
 
@@ -27,11 +27,23 @@ def pack(weight, dtype, threads=2):
 
 def block_matrix(rng, name, n, k, byte=None):
     """A packed matrix of random blocks, or of blocks full of `byte`, with ordinary scales; and the values it holds."""
-    values, _ = _testing.source_block(name)
-    blocks = ordinary_blocks(rng, name, n * k // values, byte)
-    matrix = _testing.PackedMatrix(name, n, k)
-    matrix.set_rows(0, n, name, blocks.tobytes(), 2)
+    if name in GROUP_FORMATS:
+        matrix = pack(group_weight(rng, name, n, k, byte), name)
+    else:
+        values, _ = _testing.source_block(name)
+        blocks = ordinary_blocks(rng, name, n * k // values, byte)
+        matrix = _testing.PackedMatrix(name, n, k)
+        matrix.set_rows(0, n, name, blocks.tobytes(), 2)
     return matrix, np.stack([matrix.unpack_row(row) for row in range(n)])
+
+
+def group_weight(rng, name, n, k, byte):
+    """Weights like those of a trained model; or, for a byte, the largest integers but for one column of a group."""
+    if byte is None:
+        return (rng.standard_normal((n, k)) * 0.02 + 0.01).astype(np.float32)
+    weight = np.full((n, k), 0.3 if byte & 8 else -0.3, np.float32)
+    weight[:, :: GROUP_FORMATS[name]] *= -1
+    return weight
 
 
 def source_rows(rng, name, weight):

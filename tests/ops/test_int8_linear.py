@@ -8,14 +8,14 @@ import pytest
 import reference
 from cases import ISAS
 from closeness import assert_close, assert_same_bits
-from quant_blocks import BLOCK_FORMATS
+from quant_blocks import BLOCK_FORMATS, scale_cols
 
 from llmsrv import _testing
 
 ROWS = [1, 15, 16, 17, 40]
 
 
-@pytest.fixture(params=BLOCK_FORMATS)
+@pytest.fixture(params=[*BLOCK_FORMATS, "int4-g64", "int4-g128", "int8-g128"])
 def blocks(request):
     """How the weights are packed."""
     return request.param
@@ -23,7 +23,8 @@ def blocks(request):
 
 def widths(blocks):
     """Half a superblock at the end, whole ones, and the shapes of a real model."""
-    return [32, 64, 96, 576] if _testing.source_block(blocks)[0] == 32 else [256, 512, 1536]
+    some = {32: [32, 64, 96, 576], 64: [64, 128, 192, 576], 128: [128, 256, 384, 640], 256: [256, 512, 1536]}
+    return some[scale_cols(blocks)]
 
 
 def some_width(blocks):

@@ -78,10 +78,9 @@ def reference_name(name):
     return f"model.layers.{layer}.{PARTS[part]}.{kind}"
 
 
-@pytest.fixture(scope="module")
-def reference(gemma3_path):
+def reference_model(path):
     values = {}
-    with GgufFile(gemma3_path) as file:
+    with GgufFile(path) as file:
         for name, tensor in file.tensors.items():
             kind = gguf.GGMLQuantizationType[tensor.format.upper()]
             value = gguf.quants.dequantize(np.frombuffer(file.data(name), np.uint8), kind).reshape(tensor.shape)
@@ -95,6 +94,11 @@ def reference(gemma3_path):
     model.init_weights()  # the tables of RoPE and the embedding's scale, which no file holds
     model.load_state_dict(values, assign=True)
     return model.eval()
+
+
+@pytest.fixture(scope="module")
+def reference(gemma3_path):
+    return reference_model(gemma3_path)
 
 
 @pytest.fixture(scope="module")

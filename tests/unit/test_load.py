@@ -132,7 +132,7 @@ def test_loads_all_weights_in_each_dtype(tmp_path):
         weights = load_weights(files, dtype=dtype, threads=2)
         assert weights.missing() == []
         assert set(weights.formats.values()) == {name}
-    with pytest.raises(ValueError, match="dtype of weights must be auto, bfloat16, float32, int8 or int4, is 'int7'"):
+    with pytest.raises(ValueError, match=r"dtype of weights must be auto, .* is 'int7'"):
         load_weights(files, dtype="int7", threads=1)
 
 

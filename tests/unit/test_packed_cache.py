@@ -19,6 +19,7 @@ from llmsrv.weights.load import PackedCache, inspect_model, load_weights
 
 PROMPT = [5, 3, 90, 17, 3]
 PAGE = 4096
+QUANTIZATIONS = ("int8", "int8-g64", "int4", "int4-g64")
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +31,10 @@ def nothing_is_young(monkeypatch):
 class Start:
     """One start of a model with a cache: its weights, what it said, and whether they came from the cache."""
 
-    def __init__(self, model, folder, dtype="int8"):
+    def __init__(self, model, folder, dtype="int8", bytes_max=1 << 40):
         self.lines, self.progress = [], []
         files = inspect_model(model)
-        cache = PackedCache(folder, files, self.lines.append)
+        cache = PackedCache(folder, files, self.lines.append, bytes_max)
         packed = []
         with pytest.MonkeyPatch.context() as patch:
             real = load._read_weights
@@ -60,7 +61,7 @@ def same_bits(first, second):
     return first.tobytes() == second.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32", "int8", "int4", "int8-g64", "int4-g64"])
 def test_the_second_start_packs_nothing_and_computes_the_same_bits(tmp_path, dtype):
     model = model_in(tmp_path / "model")
     plain = load_weights(inspect_model(model), dtype=dtype, threads=1)
@@ -101,11 +102,11 @@ def test_each_type_and_each_content_has_its_own_file(tmp_path):
     cache = tmp_path / "cache"
     models = [model_in(tmp_path / f"model{seed}", seed=seed) for seed in (0, 1)]
     for model in models:
-        for dtype in ("int8", "int4"):
+        for dtype in QUANTIZATIONS:
             assert not Start(model, cache, dtype=dtype).was_cached
-    assert len(cached_files(cache)) == 4
+    assert len(cached_files(cache)) == 2 * len(QUANTIZATIONS)
     for model in models:
-        for dtype in ("int8", "int4"):
+        for dtype in QUANTIZATIONS:
             start = Start(model, cache, dtype=dtype)
             assert start.was_cached
             plain = load_weights(inspect_model(model), dtype=dtype, threads=1)
@@ -307,6 +308,87 @@ def test_many_processes_start_at_once(tmp_path):
     assert answers == {f"{expected}\n"}
     assert len(cached_files(tmp_path / "cache")) == 1
     assert list((tmp_path / "cache").glob(".*.packed")) == []
+
+
+def models_in(tmp_path, count):
+    return [model_in(tmp_path / f"model{seed}", seed=seed) for seed in range(count)]
+
+
+def used_long_ago(folder, hours):
+    """Every file of the folder was used so many hours before now, at the latest."""
+    for path in folder.iterdir():
+        at = path.stat().st_mtime_ns - int(hours * 3600e9)
+        os.utime(path, ns=(at, at))
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path):
+    cache, models = tmp_path / "cache", models_in(tmp_path, 4)
+    Start(models[0], cache)
+    (file,) = cached_files(cache)
+    room = 2 * file.stat().st_size
+    for model in models[1:3]:
+        used_long_ago(cache, 1)
+        start = Start(model, cache, bytes_max=room)
+    assert len(cached_files(cache)) == 2
+    assert [line.split(",")[0] for line in start.lines[1:]] == [f"packed cache: removed {file}"]
+    used_long_ago(cache, 1)
+    assert Start(models[1], cache, bytes_max=room).was_cached  # now it is not the oldest any more
+    used_long_ago(cache, 1)
+    Start(models[3], cache, bytes_max=room)
+    assert Start(models[1], cache).was_cached
+    assert Start(models[3], cache).was_cached
+    assert not Start(models[2], cache).was_cached
+
+
+def test_a_smaller_room_counts_without_anything_new(tmp_path):
+    cache, models = tmp_path / "cache", models_in(tmp_path, 3)
+    for model in models:
+        Start(model, cache)
+    assert len(cached_files(cache)) == 3
+    start = Start(models[0], cache, bytes_max=0)
+    assert start.was_cached
+    assert len(start.lines) == 2
+    assert len(cached_files(cache)) == 1  # what is in use stays, however large it is
+    assert Start(models[0], cache).was_cached
+
+
+FOREIGN = {
+    "another name": lambda cache: (cache / "notes.packed").write_bytes(b"llmsrv packed weights, version 1"),
+    "another suffix": lambda cache: (cache / f"model-{'0' * 32}.gguf").write_bytes(b"llmsrv packed weights, version 1"),
+    "another content": lambda cache: (cache / f"model-{'0' * 32}.packed").write_bytes(b"\x7fELF"),
+    "a folder": lambda cache: (cache / f"model-{'0' * 32}.packed").mkdir(),
+    "a link": lambda cache: (cache / f"model-{'0' * 32}.packed").symlink_to(cache.parent / "precious"),
+    "a part of something else": lambda cache: (cache / ".abcdefgh.packed").write_bytes(b"\x7fELF"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_is_not_ours_is_never_removed(tmp_path, case):
+    cache, model = tmp_path / "cache", model_in(tmp_path / "model")
+    cache.mkdir()
+    (tmp_path / "precious").write_bytes(b"llmsrv packed weights, version 1")
+    FOREIGN[case](cache)
+    before = set(cache.iterdir())
+    used_long_ago(cache, 1000)
+    assert len(before) == 1
+    for _ in range(2):
+        Start(model, cache, bytes_max=0)
+    assert before < set(cache.iterdir())
+    assert len(set(cached_files(cache)) - before) == 1
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"llmsrv packed weights, version 1 and so on"])
+def test_what_a_killed_process_was_writing_goes(tmp_path, content):
+    cache, model = tmp_path / "cache", model_in(tmp_path / "model")
+    cache.mkdir()
+    for name in (".abcdefgh.packed", ".young123.packed"):
+        (cache / name).write_bytes(content)
+        if "young" not in name:
+            used_long_ago(cache, 2)
+    Start(model, cache)
+    assert not (cache / ".abcdefgh.packed").exists()
+    assert (cache / ".young123.packed").exists()
 
 
 def test_packing_gives_the_bytes_of_this_version(tmp_path):

@@ -75,7 +75,7 @@ def test_a_plain_dtype_is_for_all_matrices(dtype, format_name):
 
 
 @pytest.mark.parametrize("sources", [{}, MIXED, {"layers.0.k": "q4_k"}, {"layers.1.up": "q8_0", "embed": "q8_0"}])
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32", "int8-g128", "int4-g128"])
 def test_bytes_by_arithmetic(dtype, sources):
     """Every matrix alone, in whole panels of 16 rows; neighbours of one format in a stack share a panel."""
     model = spec()

@@ -104,6 +104,30 @@ void register_cache_memory(py::module_& module) {
       .def("take", &CacheMemory::take);
 }
 
+// The same as an object, for logits of which not all fit into memory.
+void register_lone_sequence(py::module_& module) {
+  py::class_<LoneSequence>(module, "LoneSequence")
+      .def(py::init(
+               [](const Weights& weights, int context_len, int chunk, const std::string& kv_cache_dtype, int threads) {
+                 const DType dtype = dtype_named(kv_cache_dtype).value();
+                 return std::make_unique<LoneSequence>(weights, context_len, chunk, dtype, threads, "");
+               }),
+           py::arg("weights"), py::kw_only(), py::arg("context_len"), py::arg("chunk"), py::arg("kv_cache_dtype"),
+           py::arg("threads"), py::keep_alive<1, 2>())
+      .def(
+          "extend",  // at most `chunk` tokens -> [tokens, vocab]
+          [](LoneSequence& sequence, const std::vector<TokenId>& tokens) {
+            const TensorView logits = sequence.extend(tokens);
+            py::array_t<float> result({logits.rows, logits.cols});
+            for (int row = 0; row < logits.rows; ++row) {
+              std::memcpy(result.mutable_data(row, 0), logits.f32_row(row),
+                          static_cast<std::size_t>(logits.cols) * sizeof(float));
+            }
+            return result;
+          },
+          py::arg("tokens"));
+}
+
 // [tokens, vocab]
 py::array_t<float> forward_logits(const Weights& weights, const std::vector<TokenId>& tokens, int chunk,
                                   const std::string& kv_cache_dtype, int threads, const std::string& isa) {
@@ -125,10 +149,12 @@ py::array_t<float> forward_logits(const Weights& weights, const std::vector<Toke
 }
 
 // Allocations of `steps` decode steps, sampling included, after a prompt and two steps to warm up.
-long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt, int steps) {
+long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt, int steps,
+                      const std::string& kv_cache_dtype) {
   constexpr int kWarmUpSteps = 2;
   const int count = static_cast<int>(prompt.size());
-  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, DType::kBf16, 2, "");
+  const DType dtype = dtype_named(kv_cache_dtype).value();
+  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype, 2, "");
   Sampler sampler(weights.spec().vocab_size, count, sequence.pool());
   SamplingParams params;
   params.top_k = 20;
@@ -150,10 +176,11 @@ long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt
 void register_model(py::module_& module) {
   py::module_::import("llmsrv._core");  // its types are arguments here
   register_cache_memory(module);
+  register_lone_sequence(module);
   module.def("forward_logits", &forward_logits, py::arg("weights"), py::arg("tokens"), py::kw_only(),
              py::arg("chunk") = 64, py::arg("kv_cache_dtype") = "float32", py::arg("threads") = 1, py::arg("isa") = "");
   module.def("step_allocations", &step_allocations, py::arg("weights"), py::arg("prompt"), py::kw_only(),
-             py::arg("steps"));
+             py::arg("steps"), py::arg("kv_cache_dtype") = "bfloat16");
   module.def("rope_frequencies", &rope_frequencies, py::arg("spec"), py::arg("layer"));
 }
 

@@ -10,6 +10,7 @@
 #include "cpp/base/processors.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/quant/matrix_stack.h"
+#include "python/bindings/testing/kernel_digests.h"
 #include "python/bindings/testing/test_backend.h"
 #include "python/bindings/testing/testing.h"
 
@@ -161,6 +162,7 @@ void register_ops(py::module_& m) {
   m.def("available_cpu_isas", &available_cpu_isas);
   m.def("cpu_isa_from_environment", &cpu_isa_from_environment);
   m.def("core_processors", &core_processors);
+  m.def("kernel_digests", &kernel_digests, py::arg("isa"));
   m.def("allocation_count", &allocation_count);
 
   py::class_<HeadShape>(m, "HeadShape")

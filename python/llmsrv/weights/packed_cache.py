@@ -10,6 +10,8 @@ trusted than those of the model itself, and cannot lead the core out of its memo
 Hashing a checkpoint takes longer than mapping it. So a stamp remembers what was hashed: file, size, and the times of
 change, of which the system's own cannot be set by anyone. A file that changed just before it was hashed gets no stamp,
 since it could change again within the same tick of its clock.
+
+How much the folder holds is bounded: packed_folder.py.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,22 +28,23 @@ from llmsrv._core import MappedFile, Weights
 from llmsrv.models.blueprint import WeightSource
 from llmsrv.weights.fetch import file_sha256
 from llmsrv.weights.model_files import ModelFiles
+from llmsrv.weights.packed_folder import DEFAULT_BYTES_MAX, SUFFIX, Report, mark_used, remove_abandoned, trim
 from llmsrv.weights.progress import ProgressCallback
-
-Report = Callable[[str], None]
 
 _POPULATED_BYTES = 64 << 20
 _YOUNG_NS = 2_000_000_000
-_SUFFIX = ".packed"
 
 
 class PackedCache:
     """The cached weights of one model in one type. Nothing here ever fails a start: what goes wrong is one line."""
 
-    def __init__(self, folder: str | Path, files: ModelFiles, report: Report) -> None:
+    def __init__(
+        self, folder: str | Path, files: ModelFiles, report: Report, bytes_max: int = DEFAULT_BYTES_MAX
+    ) -> None:
         self._folder = Path(folder).expanduser()
         self._files = files
         self._report = report
+        self._bytes_max = bytes_max
         self.was_used = False
         self.path = Path()  # of the file, once it is known
         self._key = ""
@@ -58,13 +60,15 @@ class PackedCache:
             self._report(f"packed cache: {self._folder} cannot be used ({error})")
             return False
         text_hash = hashlib.sha256(weights.packed_text(self._key).encode()).hexdigest()
-        self.path = self._folder / f"{self._files.path.stem}-{text_hash[:32]}{_SUFFIX}"
+        self.path = self._folder / f"{self._files.path.stem}-{text_hash[:32]}{SUFFIX}"
         try:
             file = MappedFile(str(self.path))
             problem = weights.map_packed(self._key, file)
             if problem is None:
                 _populate(file, progress)
                 self.was_used = True
+                mark_used(self.path)
+                trim(self._folder, self._bytes_max, self.path, self._report)
                 return True
         except FileNotFoundError:
             return False
@@ -88,9 +92,11 @@ class PackedCache:
             return
         took = time.monotonic() - began
         self._report(f"packed cache: wrote {self.path}, {self.path.stat().st_size / 1e6:.1f} MB, in {took:.2f} s")
+        remove_abandoned(self._folder, self._report)
+        trim(self._folder, self._bytes_max, self.path, self._report)
 
     def _write(self, weights: Weights) -> None:
-        handle, part = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=_SUFFIX)
+        handle, part = tempfile.mkstemp(dir=self._folder, prefix=".", suffix=SUFFIX)
         try:
             with os.fdopen(handle, "wb") as file:
                 problem = weights.write_packed(self._key, file.fileno())
