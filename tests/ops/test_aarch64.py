@@ -6,6 +6,7 @@ They need what Debian calls g++-aarch64-linux-gnu and qemu-user-static; without 
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def program():
         pytest.skip("needs aarch64-linux-gnu-g++ and qemu-aarch64-static")
     succeed(
         tool("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DCMAKE_EXE_LINKER_FLAGS=-static", "-DCMAKE_BUILD_TYPE=Release",
-        "-DLLMSRV_TESTING=ON", "-DLLMSRV_WERROR=ON",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",
+        "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static", "-DCMAKE_BUILD_TYPE=Release", "-DLLMSRV_TESTING=ON", "-DLLMSRV_WERROR=ON",
     )  # fmt: skip
     succeed(tool("cmake"), "--build", BUILD, "--target", "kernel_digests")
     return Path(BUILD / "python" / "bindings" / "kernel_digests")
