@@ -73,6 +73,10 @@ extern const Int8Table table;
 namespace int8_avx2 {
 extern const Int8Table table;
 }
+// Needs NEON's dot products.
+namespace int8_neon {
+extern const Int8Table table;
+}
 // Needs AVX-512 VNNI and GFNI.
 namespace int8_avx512 {
 extern const Int8Table table;

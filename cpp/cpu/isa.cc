@@ -4,6 +4,9 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <cstddef>
@@ -72,6 +75,10 @@ std::vector<CpuIsa> runnable_isas() {
   if (has_avx2 && has_avx512) isas.push_back({"avx512", &cpu::avx512::table, int8});
   if (has_bf16_dots && !dots_are_faster) isas.push_back({"avx512_bf16", &avx512_bf16_table(), int8});
   if (has_avx2) isas.push_back({"avx2", &cpu::avx2::table, &cpu::int8_avx2::table});
+#endif
+#if defined(__aarch64__)
+  // Floats stay plain C, which has vectors of four lanes on any such machine.
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) isas.push_back({"neon", &cpu::scalar::table, &cpu::int8_neon::table});
 #endif
   isas.push_back({"scalar", &cpu::scalar::table, &cpu::int8_scalar::table});
   return isas;

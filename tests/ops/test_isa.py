@@ -35,13 +35,15 @@ EXPORTS = {
     "avx512_bf16": ["linear_bf16", "linear_scratch_bytes"],
     "attention_avx512_bf16": ["attention_bf16"],
 }
-BUILT = list(ISA_FLAGS) if platform.machine() in ("x86_64", "AMD64") else ["scalar", "int8_scalar"]
+NEON_FLAGS = {"int8_neon": ["-march=armv8.2-a+dotprod"]}
+if platform.machine() == "aarch64":
+    ISA_FLAGS = {isa: ISA_FLAGS[isa] for isa in ("scalar", "int8_scalar")} | NEON_FLAGS
 
 
 def test_the_scalar_table_is_always_there_and_last():
     assert ISAS[-1] == "scalar"
     # Which of the two tables in the middle is faster, depends on the maker.
-    orders = [("amx", *middle, "avx2", "scalar") for middle in permutations(("avx512_bf16", "avx512"))]
+    orders = [("amx", *middle, "avx2", "neon", "scalar") for middle in permutations(("avx512_bf16", "avx512"))]
     assert ISAS in [[isa for isa in order if isa in ISAS] for order in orders]
 
 
@@ -53,7 +55,7 @@ def test_each_table_can_be_forced(isa):
     assert _testing.CpuBackend(2, isa).description == f"cpu ({isa}, 2 threads)"
 
 
-@pytest.mark.parametrize("wrong", ["sse9", "AVX2", "neon", " "])
+@pytest.mark.parametrize("wrong", ["sse9", "AVX2", "sve9", " "])
 def test_an_impossible_choice_names_itself_and_what_there_is(wrong):
     with pytest.raises(ValueError, match=f"'{wrong}'") as error:
         _testing.CpuBackend(1, wrong)
@@ -71,7 +73,7 @@ def test_the_environment_names_the_choice(monkeypatch):
         os.unsetenv("LLMSRV_ISA")
 
 
-@pytest.mark.parametrize("isa", BUILT)
+@pytest.mark.parametrize("isa", ISA_FLAGS)
 def test_kernel_objects_share_no_symbols(isa, tmp_path):
     """A weak symbol could be merged with another file's copy, and code without AVX would run the one with it.
 
