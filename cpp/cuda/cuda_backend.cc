@@ -49,6 +49,8 @@ device::Packing packing_of(WeightFormat format) {
     case WeightFormat::kU5Zero:
       return device::Packing::kU5Zero;
     case WeightFormat::kS8:
+    case WeightFormat::kS8G64:
+    case WeightFormat::kS8G128:
       return device::Packing::kS8;
     case WeightFormat::kU4K:
       return device::Packing::kU4K;
@@ -56,8 +58,11 @@ device::Packing packing_of(WeightFormat format) {
       return device::Packing::kU5K;
     case WeightFormat::kU6K:
       return device::Packing::kU6K;
+    case WeightFormat::kU4G64:
+    case WeightFormat::kU4G128:
+      break;
   }
-  throw InternalError("unknown format of weights");
+  throw InternalError("no CUDA kernel takes these weights");
 }
 
 device::Rows rows_of(const TensorView& view) {

@@ -39,7 +39,7 @@ def own_daemon(smollm2_path):
 
 def test_from_loading_to_drained(own_daemon):
     """Health and refusals in every state; what runs at SIGTERM is finished; exit 0."""
-    daemon = own_daemon()
+    daemon = own_daemon("--drain-timeout", "200")
     watch = daemon.health.Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == NOT_SERVING  # it listens before it loads
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,6 +1,5 @@
 #include "python/bindings/testing/kernel_digests.h"
 
-#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -153,7 +152,9 @@ void Digests::matrix(WeightFormat format) {
   linear("silu, linear " + name, weight, GatedMul{GateKind::kSilu}, 2 * cols);
   linear("gelu, linear " + name, weight, GatedMul{GateKind::kGeluTanh}, 2 * cols);
   std::vector<float> out(static_cast<std::size_t>(3 * cols));
-  backend_->embed(std::array<TokenId, 3>{36, 0, 17}, weight, 1.5f, view(out, 3));
+  StepInputs step;
+  step.tokens = {36, 0, 17};
+  backend_->run_step(step, [&](int rows) { backend_->embed(weight, 1.5f, view(out, rows)); });
   add("embed " + name, out);
 }
 
@@ -174,17 +175,20 @@ void Digests::attention(const std::string& name, DType dtype, const HeadShape& s
   for (int first = 0; first < kContext; first += kMostTokens) {
     const int rows = std::min(kMostTokens, kContext - first);
     std::vector<float> qkv = inputs_.floats(rows * shape.qkv_cols());
-    std::vector<std::int32_t> positions;
-    std::vector<KvSlot> slots;
-    for (int position = first; position < first + rows; ++position) {
-      positions.push_back(position);
-      slots.push_back({blocks[static_cast<std::size_t>(position / kBlockSize)], position % kBlockSize});
-    }
-    backend_->rope_and_store_kv(view(qkv, rows), shape, HeadNorms{norms, norms, 1e-6f},
-                                {cos.data(), sin.data(), kContext}, positions, slots, cache);
     out.resize(static_cast<std::size_t>(rows * shape.query_cols()));
-    const AttentionRange range{0, rows, first + rows, blocks.data()};
-    backend_->paged_attention(view(qkv, rows), shape, cache, {&range, 1}, options, view(out, rows));
+    StepInputs step;
+    step.block_size = kBlockSize;
+    for (int position = first; position < first + rows; ++position) {
+      step.tokens.push_back(0);
+      step.positions.push_back(position);
+      step.slots.push_back({blocks[static_cast<std::size_t>(position / kBlockSize)], position % kBlockSize});
+    }
+    step.ranges.push_back({0, rows, first + rows, blocks.data()});
+    backend_->run_step(step, [&](int count) {
+      backend_->rope_and_store_kv(view(qkv, count), shape, HeadNorms{norms, norms, 1e-6f},
+                                  {cos.data(), sin.data(), kContext}, cache);
+      backend_->paged_attention(view(qkv, count), shape, cache, options, view(out, count));
+    });
     add(name + ", rows from " + std::to_string(first), out);
   }
   found.emplace_back(name + ", cache", hash_of({memory.data(), memory.size()}));

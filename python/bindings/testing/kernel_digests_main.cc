@@ -1,5 +1,4 @@
 // Prints kernel_digests() of the table named, a line each: the hash and what it is of.
-#include <cinttypes>
 #include <cstdio>
 #include <string>
 
@@ -7,6 +6,6 @@
 
 int main(int argc, char** argv) {
   for (const auto& [name, hash] : llmsrv::testing::kernel_digests(argc > 1 ? argv[1] : "scalar")) {
-    std::printf("%016" PRIx64 " %s\n", hash, name.c_str());
+    std::puts((std::to_string(hash) + " " + name).c_str());
   }
 }

@@ -56,19 +56,28 @@ void register_cache_memory(py::module_& module) {
 }
 
 // The same as an object, for logits of which not all fit into memory.
+struct TeamedSequence {
+  TeamedSequence(const Weights& weights, int context_len, int chunk, DType kv_dtype, int threads)
+      : pool(threads), sequence(weights, context_len, chunk, kv_dtype, make_backend(pool, "")) {}
+
+  ThreadPool pool;
+  LoneSequence sequence;
+};
+
 void register_lone_sequence(py::module_& module) {
-  py::class_<LoneSequence>(module, "LoneSequence")
+  py::class_<TeamedSequence>(module, "LoneSequence")
       .def(py::init(
                [](const Weights& weights, int context_len, int chunk, const std::string& kv_cache_dtype, int threads) {
                  const DType dtype = dtype_named(kv_cache_dtype).value();
-                 return std::make_unique<LoneSequence>(weights, context_len, chunk, dtype, threads, "");
+                 return std::make_unique<TeamedSequence>(weights, context_len, chunk, dtype, threads);
                }),
            py::arg("weights"), py::kw_only(), py::arg("context_len"), py::arg("chunk"), py::arg("kv_cache_dtype"),
            py::arg("threads"), py::keep_alive<1, 2>())
       .def(
           "extend",  // at most `chunk` tokens -> [tokens, vocab]
-          [](LoneSequence& sequence, const std::vector<TokenId>& tokens) {
-            const TensorView logits = sequence.extend(tokens);
+          [](TeamedSequence& teamed, const std::vector<TokenId>& tokens) {
+            teamed.sequence.forward(tokens);
+            const TensorView logits = teamed.sequence.logits();
             py::array_t<float> result({logits.rows, logits.cols});
             for (int row = 0; row < logits.rows; ++row) {
               std::memcpy(result.mutable_data(row, 0), logits.f32_row(row),
@@ -106,7 +115,8 @@ long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt
   constexpr int kWarmUpSteps = 2;
   const int count = static_cast<int>(prompt.size());
   ThreadPool pool(2);
-  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype_named(kv_cache_dtype).value(), make_backend(pool, ""));
+  LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype_named(kv_cache_dtype).value(),
+                        make_backend(pool, ""));
   const auto extend = [&](std::span<const TokenId> tokens) {
     sequence.forward(tokens);
     return sequence.logits();
