@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("_testing", "_core", "_device", "llmsrv_cuda")
+TARGETS = ("_testing", "_core", "_device", "llmsrv_cuda_plugin")
 
 
 class NotPossible(Exception):
