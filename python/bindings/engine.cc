@@ -48,7 +48,8 @@ void register_engine(py::module_& module) {
       .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
                        const std::string& isa, std::vector<int> processors, const std::string& device) {
              auto team = std::make_shared<Team>(threads, std::move(processors));
-             return std::make_unique<Engine>(std::move(weights), config, std::move(team), DeviceOptions{device_kind(device), isa});
+             return std::make_unique<Engine>(std::move(weights), config, std::move(team),
+                                             DeviceOptions{device_kind(device), isa});
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
            py::arg("isa") = "", py::arg("processors") = std::vector<int>(), py::arg("device") = "cpu")
