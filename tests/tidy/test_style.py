@@ -108,6 +108,13 @@ def test_paths_named_in_notes_exist():
     assert not wrong, wrong
 
 
+def test_a_note_begins_with_its_title():
+    """A formatter of code that is let loose on notes joins their lines."""
+    notes = [name for name in tracked_files() if name.endswith(".md")]
+    assert notes
+    assert [name for name in notes if not (ROOT / name).read_text().startswith("# ")] == []
+
+
 def test_no_leftovers():
     for name in tracked_files():
         path = ROOT / name
