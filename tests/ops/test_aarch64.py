@@ -29,7 +29,7 @@ def succeed(*command):
 def program():
     """The program that says what every operation gives, by the project's own build."""
     if COMPILER is None or EMULATOR is None:
-        pytest.skip("needs aarch64-linux-gnu-g++ and qemu-aarch64-static")
+        pytest.skip("no aarch64 machine, nor aarch64-linux-gnu-g++ and qemu-aarch64-static in its place")
     succeed(
         tool("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
         f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",

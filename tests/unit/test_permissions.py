@@ -216,9 +216,7 @@ def test_system_calls_have_the_kernels_numbers(header, column):
     if column == 0 and platform.machine() != "x86_64":
         pytest.skip("these are the numbers of another machine")
     places = [Path("/usr/include"), *Path("/usr/include").glob("*-linux-gnu")]
-    text = next((path.read_text() for each in places if (path := each / header).exists()), None)
-    if text is None:
-        pytest.skip(f"{header} is not installed")
+    text = next(path.read_text() for each in places if (path := each / header).exists())  # the C library needs it
     numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
     ours = seccomp._REFUSED | seccomp._REMOVING_FILES | seccomp._CARRIERS
     ours |= {name: numbers for name, (numbers, *_) in seccomp._BY_ARGUMENT.items()}
