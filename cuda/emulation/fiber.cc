@@ -43,7 +43,12 @@ Fiber::Fiber(std::size_t stack_bytes) : stack_bytes_(stack_bytes) {
   stack_ = static_cast<char*>(memory);
 }
 
-Fiber::~Fiber() { munmap(stack_, stack_bytes_); }
+Fiber::~Fiber() {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(stack_, stack_bytes_);  // what the system places here next knows nothing of our frames
+#endif
+  munmap(stack_, stack_bytes_);
+}
 
 void Fiber::start(void (*body)()) {
 #if defined(__SANITIZE_ADDRESS__)
