@@ -5,9 +5,9 @@ imported only when something is loaded, so that `import llmsrv` and a command's 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,14 @@ from llmsrv.errors import Code, ServiceError, Violation
 from llmsrv.memory import (
     Planned,
     available_bytes,
+    blamed,
     check_device_plans,
     check_plans,
     core_config,
     describe_plan,
     describe_room,
     describe_sum,
+    device_memory,
     matrix_formats,
     plan_together,
     resident_bytes,
@@ -306,7 +308,7 @@ class _Source:
 
     def blamed(self) -> AbstractContextManager[None]:
         """What is raised names the model if there are others."""
-        return _blamed(self.name if self.is_one_of_several else None)
+        return blamed(self.name if self.is_one_of_several else None)
 
 
 def _inspect_all(options: Mapping[str | None, EngineOptions], report: Report | None) -> list[_Source]:
@@ -314,7 +316,7 @@ def _inspect_all(options: Mapping[str | None, EngineOptions], report: Report | N
     sources = []
     for name, each in options.items():
         clock = _Clock(report or _silent)
-        with _blamed(name if several else None):
+        with blamed(name if several else None):
             chosen = _with_device(each)
             files = _inspect(chosen, report)
         source = _Source(
@@ -327,18 +329,6 @@ def _inspect_all(options: Mapping[str | None, EngineOptions], report: Report | N
         clock.lap(f"read {files.path.name}: {files.architecture} {files.quantization}".rstrip())
         sources.append(source)
     return sources
-
-
-@contextmanager
-def _blamed(name: str | None) -> Iterator[None]:
-    """Puts the model's name before what is wrong with it."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        if name is None:
-            raise
-        kind = ValueError if isinstance(error, ValueError) else OSError
-        raise kind(f"model {name}: {error}") from None
 
 
 def _with_device(options: EngineOptions) -> EngineOptions:
@@ -355,10 +345,8 @@ def _with_device(options: EngineOptions) -> EngineOptions:
 
 def _check_plans(planned: Sequence[Planned]) -> None:
     """Raises ValueError when the plans take more memory than there is."""
-    from llmsrv import _core
-
     if planned[0].config.device == "cuda":
-        check_device_plans([each.plan for each in planned], free=_core.cuda_memory()[1], host=available_bytes())
+        check_device_plans([each.plan for each in planned], free=device_memory()[1], host=available_bytes())
     else:
         check_plans(planned, available_bytes())
 

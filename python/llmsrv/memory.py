@@ -7,6 +7,7 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -78,6 +79,18 @@ class Planned:
     notes: Sequence[str] = ()
 
 
+@contextmanager
+def blamed(name: str | None) -> Iterator[None]:
+    """Puts the model's name before what is wrong with it; None where there is no other model."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if name is None:
+            raise
+        kind = ValueError if isinstance(error, ValueError) else OSError
+        raise kind(f"model {name}: {error}") from None
+
+
 def plan_together(models: Mapping[str, tuple[PlannedModel, EngineOptions]], available: int) -> list[Planned]:
     """A plan for each model, by name. If several do not fit into the `available` bytes as they would alone, the KV
     caches whose size is left open get equal shares of what the rest leaves.
@@ -86,12 +99,8 @@ def plan_together(models: Mapping[str, tuple[PlannedModel, EngineOptions]], avai
     """
     planned = []
     for name, (model, options) in models.items():
-        try:
+        with blamed(name if len(models) > 1 else None):
             planned.append(_planned(name, model, options))
-        except ValueError as error:
-            if len(models) == 1:
-                raise
-            raise ValueError(f"model {name}: {error}") from None
     return _with_shares(planned, models, available)
 
 
