@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/check.h"
@@ -10,6 +11,7 @@
 #include "cpp/cpu/kernels.h"
 #include "cpp/cpu/paged_attention.h"
 #include "cpp/cpu/row_source.h"
+#include "cpp/sample/sampler.h"
 
 namespace llmsrv {
 namespace {
@@ -37,7 +39,8 @@ class CpuBackend final : public Backend {
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
     return scratch_bytes(limits) * static_cast<std::size_t>(pool_.size()) + rows_bytes(limits) +
-           attention_.workspace_bytes(limits) + int8_linear_.workspace_bytes(limits.input_cols);
+           attention_.workspace_bytes(limits) + int8_linear_.workspace_bytes(limits.input_cols) +
+           Sampler::workspace_bytes(limits.result_cols, pool_.size());
   }
 
   void reserve(const StepLimits& limits) override {
@@ -46,6 +49,7 @@ class CpuBackend final : public Backend {
     rows_ = AlignedBuffer(rows_bytes(limits));
     attention_.reserve(limits);
     int8_linear_.reserve(limits.input_cols);
+    sampler_.emplace(limits.result_cols, limits.result_rows, pool_);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -164,6 +168,9 @@ class CpuBackend final : public Backend {
     });
   }
 
+  void do_draw(TensorView logits, std::span<const SampleRow> rows) override { sampler_->sample(logits, rows); }
+  std::span<const Sampled> do_drawn() override { return sampler_->take(); }
+
   // All rows, in memory.
   TensorView made(const RowSource& rows) {
     if (rows.is_ready()) return rows.make(0, rows.rows(), nullptr);
@@ -253,6 +260,7 @@ class CpuBackend final : public Backend {
   AlignedBuffer rows_;  // [tokens, input_cols]: a step's rows after a prologue, for weights that are floats
   PagedAttention attention_;
   Int8Linear int8_linear_;
+  std::optional<Sampler> sampler_;
 };
 
 }  // namespace

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "cpp/base/check.h"
+#include "cpp/base/thread_pool.h"
 #include "cpp/cuda/constants.h"
 #include "cpp/cuda/device.h"
 #include "cpp/cuda/step_memory.h"
+#include "cpp/sample/sampler.h"
 
 namespace llmsrv {
 namespace {
@@ -118,6 +120,7 @@ class CudaBackend final : public Backend {
     picks_.emplace(device_, picks_bytes(limits), MemoryPlace::kDevice);
     picks_staging_.emplace(device_, picks_bytes(limits), MemoryPlace::kHost);
     results_.emplace(device_, results_bytes(limits), MemoryPlace::kHost);
+    sampler_.emplace(limits.result_cols, limits.result_rows, alone_);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -291,6 +294,9 @@ class CudaBackend final : public Backend {
     }
   }
 
+  void do_draw(TensorView logits, std::span<const SampleRow> rows) override { sampler_->sample(to_host(logits), rows); }
+  std::span<const Sampled> do_drawn() override { return sampler_->take(); }
+
   static void copy_run(std::span<const KvLayer> from, std::span<const KvLayer> to, const BlockMove& first,
                        std::size_t count, const DeviceStream& stream) {
     for (std::size_t layer = 0; layer < from.size(); ++layer) {
@@ -348,6 +354,8 @@ class CudaBackend final : public Backend {
   std::optional<DeviceBuffer> picks_;     // rows that gather_rows() takes, and where the host puts them
   std::optional<DeviceBuffer> picks_staging_;
   std::optional<DeviceBuffer> results_;  // what to_host() returns
+  ThreadPool alone_{1};
+  std::optional<Sampler> sampler_;
 };
 
 }  // namespace

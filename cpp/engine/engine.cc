@@ -61,10 +61,9 @@ Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& confi
       seed_(std::random_device{}() | std::uint64_t{std::random_device{}()} << 32),
       team_(std::move(team)),
       backend_(make_backend(team_->pool())),
-      plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_, team_->pool().size())),
+      plan_(plan_memory(weights_->spec(), weights_->formats(), config_, *backend_)),
       memory_(plan_, *backend_),
       decoder_(*weights_, *backend_, memory_.cache(), decoder_limits(config_)),
-      sampler_(weights_->spec().vocab_size, config_.max_num_seqs, team_->pool()),
       limits_(scheduler_limits(config_, plan_)),
       scheduler_(limits_),
       inbox_({config_.max_queued_requests, config_.max_queued_tokens}),
@@ -192,8 +191,13 @@ void Engine::run_step(const StepPlan& plan) {
   pack(plan, scheduler_, config_.block_size, inputs_);
   decoder_.forward(inputs_);
   report_prompt_logprobs(plan);
-  const std::span<const Sampled> drawn = draw(plan);
-  if (drawn.empty()) backend_->finish();  // nobody has waited yet: its time is this step's
+  std::span<const Sampled> drawn;
+  drawn_tokens_.clear();
+  if (launch_draw(plan)) {
+    drawn = collect_drawn();
+  } else {
+    backend_->finish();  // nobody has waited yet: its time is this step's
+  }
   fail_unusable(plan, drawn);
   if (trace_) trace_->commit(drawn_tokens_);
   publish(scheduler_.commit(drawn_tokens_), drawn);
@@ -387,7 +391,7 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
     const int count = std::min(end - first, config_.max_num_seqs);
     logits_rows_.clear();
     for (int i = 0; i < count; ++i) logits_rows_.push_back(first_row + first + i - 1 - range.first_position);
-    const TensorView logits = decoder_.logits(logits_rows_);
+    const TensorView logits = backend_->to_host(decoder_.logits(logits_rows_));
     Output output;
     output.request = live.key;
     output.index = choice.index;
@@ -415,7 +419,8 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
   }
 }
 
-std::span<const Sampled> Engine::draw(const StepPlan& plan) {
+// False when no row of the step has a next token.
+bool Engine::launch_draw(const StepPlan& plan) {
   logits_rows_.clear();
   sample_rows_.clear();
   int end_row = 0;
@@ -437,9 +442,13 @@ std::span<const Sampled> Engine::draw(const StepPlan& plan) {
     logits_rows_.push_back(end_row - 1);
     sample_rows_.push_back(row);
   }
-  drawn_tokens_.clear();
-  if (logits_rows_.empty()) return {};
-  const std::span<const Sampled> drawn = sampler_.sample(decoder_.logits(logits_rows_), sample_rows_);
+  if (logits_rows_.empty()) return false;
+  backend_->draw(decoder_.logits(logits_rows_), sample_rows_);
+  return true;
+}
+
+std::span<const Sampled> Engine::collect_drawn() {
+  const std::span<const Sampled> drawn = backend_->drawn();
   for (const Sampled& sampled : drawn) drawn_tokens_.push_back(sampled.token);
   return drawn;
 }

@@ -38,7 +38,7 @@
 #include "cpp/model/decoder.h"
 #include "cpp/model/weights.h"
 #include "cpp/ops/backend.h"
-#include "cpp/sample/sampler.h"
+#include "cpp/sample/draw.h"
 #include "cpp/sched/scheduler.h"
 
 namespace llmsrv {
@@ -107,7 +107,8 @@ class Engine {
   void note_first_admission(LiveRequest& live, const Sequence& sequence, double now_s);
   void report_prompt_logprobs(const StepPlan& plan);
   void report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice);
-  std::span<const Sampled> draw(const StepPlan& plan);
+  bool launch_draw(const StepPlan& plan);
+  std::span<const Sampled> collect_drawn();
   void publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn);
   void fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn);
   void end_choice(LiveRequest& live, Output output);
@@ -130,7 +131,6 @@ class Engine {
   MemoryPlan plan_;
   KvMemory memory_;
   Decoder decoder_;
-  Sampler sampler_;
   const SchedulerLimits limits_;
   Scheduler scheduler_;
   std::optional<StepTrace> trace_;

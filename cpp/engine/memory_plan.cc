@@ -6,7 +6,6 @@
 #include <string>
 
 #include "cpp/model/weights.h"
-#include "cpp/sample/sampler.h"
 
 namespace llmsrv {
 namespace {
@@ -24,18 +23,18 @@ int blocks_in(std::size_t bytes, const KvCacheShape& shape) {
 }  // namespace
 
 DecoderLimits decoder_limits(const EngineConfig& config) {
-  return {config.max_num_batched_tokens, config.max_num_seqs, config.max_num_seqs, config.max_model_len};
+  return {config.max_num_batched_tokens, config.max_num_seqs, config.max_num_seqs, config.max_model_len,
+          config.max_logprobs};
 }
 
 MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
-                       const Backend& backend, int threads) {
+                       const Backend& backend) {
   const DecoderLimits limits = decoder_limits(config);
   MemoryPlan plan;
   plan.weight_formats = formats;
   plan.weights_bytes = Weights::weights_bytes(spec, formats);
-  plan.workspace_bytes = Decoder::workspace_bytes(spec, limits, backend) +
-                         backend.workspace_bytes(Decoder::step_limits(spec, limits)) +
-                         Sampler::workspace_bytes(spec.vocab_size, threads);
+  plan.workspace_bytes =
+      Decoder::workspace_bytes(spec, limits, backend) + backend.workspace_bytes(Decoder::step_limits(spec, limits));
 
   KvCacheShape& cache = plan.kv_cache;
   cache.layers = spec.num_layers;

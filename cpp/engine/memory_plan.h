@@ -25,7 +25,7 @@ struct MemoryPlan {
 // Throws std::invalid_argument when the KV budget cannot hold one sequence of max_model_len; the message has what is
 // needed, what is available and the largest max_model_len that fits. REQUIRES: spec and config are checked.
 MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
-                       const Backend& backend, int threads);
+                       const Backend& backend);
 
 DecoderLimits decoder_limits(const EngineConfig& config);
 

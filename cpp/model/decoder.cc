@@ -125,7 +125,7 @@ TensorView Decoder::logits(std::span<const int> rows) {
   const RmsNorm norm{weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps)};
   backend_.gather_rows(hidden_, rows, picked);
   backend_.linear(picked, norm, {&weights_.head(), 1}, {}, kStore, logits);
-  return backend_.to_host(logits);
+  return logits;
 }
 
 StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limits) {
@@ -137,7 +137,8 @@ StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limi
           .shape = spec.heads(),
           .input_unit = std::gcd(std::gcd(spec.hidden_size, query_cols), spec.intermediate_size),
           .result_rows = limits.logits_rows,
-          .result_cols = spec.vocab_size};
+          .result_cols = spec.vocab_size,
+          .top_logprobs = std::min(limits.top_logprobs, spec.vocab_size)};
 }
 
 std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend) {

@@ -21,10 +21,11 @@
 namespace llmsrv {
 
 struct DecoderLimits {
-  int tokens = 0;       // rows of a step
-  int sequences = 0;    // ranges of a step
-  int logits_rows = 0;  // rows of one logits() call
-  int context_len = 0;  // longest sequence
+  int tokens = 0;        // rows of a step
+  int sequences = 0;     // ranges of a step
+  int logits_rows = 0;   // rows of one logits() call
+  int context_len = 0;   // longest sequence
+  int top_logprobs = 0;  // alternatives that a draw tells
 };
 
 class Decoder {
@@ -36,7 +37,7 @@ class Decoder {
   // readable by logits() until the next call.
   void forward(const StepInputs& inputs);
 
-  // Logits of some rows of the last step. [rows.size(), vocab]; valid until the next call.
+  // Logits of some rows of the last step, in the backend's memory. [rows.size(), vocab]; valid until the next call.
   // REQUIRES: rows.size() <= limits.logits_rows
   TensorView logits(std::span<const int> rows);
 

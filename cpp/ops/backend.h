@@ -6,7 +6,8 @@
 // Thread rule: one caller at a time (the engine thread). No operation allocates after reserve().
 //
 // A device may work behind its caller: an operation that has returned has its place behind those before it, and only
-// to_host() and finish() wait. Arguments in host memory are what hold() was told of, or the step's own (run_step()).
+// to_host(), drawn() and finish() wait. Arguments in host memory are what hold() was told of, or the step's own
+// (run_step()).
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@
 
 #include "cpp/base/types.h"
 #include "cpp/quant/packed_matrix.h"
+#include "cpp/sample/draw.h"
 #include "cpp/tensor/buffer.h"
 #include "cpp/tensor/tensor_view.h"
 
@@ -109,8 +111,9 @@ struct StepLimits {
   int input_cols = 0;   // widest input of a linear layer, after its prologue
   HeadShape shape;
   int input_unit = 1;   // divides the columns of all of them
-  int result_rows = 0;  // of what to_host() is asked for
+  int result_rows = 0;  // of what to_host() and draw() are asked for
   int result_cols = 0;
+  int top_logprobs = 0;  // alternatives that a draw tells
 };
 
 class Backend {
@@ -199,6 +202,15 @@ class Backend {
   // block_bytes, as many in `to` as in `from`; ids within both
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
+  // Draws a token of each row of logits: token i by rows[i], as cpp/sample/sampler.h defines it. What the rows refer to
+  // may change once this has returned.   logits: [rows.size(), vocab]
+  // REQUIRES: what SampleRow says; rows, within the limits; fewer than kDrawsMost draws whose results were not taken;
+  // `pending` where works_behind() alone, and a row of the draw before
+  void draw(TensorView logits, std::span<const SampleRow> rows);
+  // The results of the oldest draw that were not taken yet, once they are there; the i-th belongs to row i. Valid until
+  // the next call. REQUIRES: there is one
+  std::span<const Sampled> drawn();
+
  protected:
   // The step that runs. REQUIRES: one does
   const StepInputs& step() const;
@@ -220,6 +232,8 @@ class Backend {
                                   const AttentionOptions& options, TensorView out) = 0;
   virtual void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
                               std::span<const BlockMove> moves) = 0;
+  virtual void do_draw(TensorView logits, std::span<const SampleRow> rows) = 0;
+  virtual std::span<const Sampled> do_drawn() = 0;
 
   // Ends of what the step's tokens, positions and blocks lie in, so that an operation checks them at once.
   struct StepEnds {
@@ -230,6 +244,8 @@ class Backend {
   const StepInputs* step_ = nullptr;
   StepEnds ends_;
   int step_rows_ = 0;
+  std::size_t draws_left_ = 0;  // to be taken
+  int drawn_rows_ = 0;          // of the newest draw
 };
 
 }  // namespace llmsrv

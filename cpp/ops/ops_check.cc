@@ -160,4 +160,23 @@ void Backend::move_blocks(std::span<const KvLayer> from, std::span<const KvLayer
   do_move_blocks(from, to, moves);
 }
 
+// Ids are not looked at here: prompts and parameters were validated, outputs were drawn, and there may be many.
+void Backend::draw(TensorView logits, std::span<const SampleRow> rows) {
+  LLMSRV_CHECK(!rows.empty() && is_matrix(logits, static_cast<int>(rows.size()), logits.cols) && logits.cols > 0);
+  LLMSRV_CHECK(draws_left_ < kDrawsMost);
+  for (const SampleRow& row : rows) {
+    LLMSRV_CHECK(row.params != nullptr && row.top_logprobs.value_or(0) >= 0);
+    LLMSRV_CHECK(!row.pending || (works_behind() && *row.pending >= 0 && *row.pending < drawn_rows_));
+  }
+  do_draw(logits, rows);
+  ++draws_left_;
+  drawn_rows_ = static_cast<int>(rows.size());
+}
+
+std::span<const Sampled> Backend::drawn() {
+  LLMSRV_CHECK(draws_left_ > 0);
+  --draws_left_;
+  return do_drawn();
+}
+
 }  // namespace llmsrv

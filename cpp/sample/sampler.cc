@@ -43,7 +43,7 @@ Sampler::Sampler(int vocab_size, int max_rows, ThreadPool& pool)
     scratch.candidates.reserve(vocab);
     scratch.counts.assign(vocab, 0);
   }
-  results_.resize(static_cast<std::size_t>(max_rows));
+  for (Results& results : results_) results.rows.resize(static_cast<std::size_t>(max_rows));
 }
 
 std::size_t Sampler::workspace_bytes(int vocab_size, int threads) {
@@ -51,18 +51,27 @@ std::size_t Sampler::workspace_bytes(int vocab_size, int threads) {
          (sizeof(float) + sizeof(float) / kBlock + sizeof(Candidate) + sizeof(std::int32_t));
 }
 
-std::span<const Sampled> Sampler::sample(TensorView logits, std::span<const SampleRow> rows) {
-  LLMSRV_CHECK(logits.cols == vocab_size_);
-  LLMSRV_CHECK(logits.rows == static_cast<int>(rows.size()) && rows.size() <= results_.size());
+void Sampler::sample(TensorView logits, std::span<const SampleRow> rows) {
+  Results& results = results_[sampled_ % results_.size()];
+  LLMSRV_CHECK(logits.cols == vocab_size_ && sampled_ - taken_ < kDrawsMost);
+  LLMSRV_CHECK(logits.rows == static_cast<int>(rows.size()) && rows.size() <= results.rows.size());
+  for (const SampleRow& row : rows) LLMSRV_CHECK(!row.pending);
   pool_.run([&](int member) {
     const ThreadPool::Range share = pool_.share(logits.rows, member);
     for (int row = share.begin; row < share.end; ++row) {
       const auto index = static_cast<std::size_t>(row);
       sample_row({logits.f32_row(row), static_cast<std::size_t>(vocab_size_)}, rows[index],
-                 scratch_[static_cast<std::size_t>(member)], results_[index]);
+                 scratch_[static_cast<std::size_t>(member)], results.rows[index]);
     }
   });
-  return {results_.data(), rows.size()};
+  results.count = rows.size();
+  ++sampled_;
+}
+
+std::span<const Sampled> Sampler::take() {
+  LLMSRV_CHECK(taken_ < sampled_);
+  const Results& results = results_[taken_++ % results_.size()];
+  return std::span(results.rows).first(results.count);
 }
 
 void Sampler::sample_row(std::span<const float> logits, const SampleRow& row, Scratch& scratch, Sampled& result) {
@@ -83,8 +92,7 @@ void Sampler::sample_row(std::span<const float> logits, const SampleRow& row, Sc
 TokenId Sampler::draw(const SampleRow& row, Scratch& scratch) {
   const std::size_t kept = weigh(*row.params, scratch);
   const bool cuts_k = row.params->top_k > 0 && static_cast<std::size_t>(row.params->top_k) < kept;
-  const auto place = static_cast<std::uint32_t>(row.prompt.size() + row.output.size());
-  const double uniform = counter_uniform(row.seed, row.choice, place);
+  const double uniform = counter_uniform(row.seed, row.choice, row.place());
   if (!cuts_k && row.params->top_p >= 1.0f) return token_at(uniform * row_sum(scratch.weights), scratch.weights);
 
   keep(*row.params, cuts_k, scratch);

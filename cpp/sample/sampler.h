@@ -8,44 +8,30 @@
 // log-probabilities are asked for.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "cpp/base/aligned_buffer.h"
 #include "cpp/base/thread_pool.h"
+#include "cpp/sample/draw.h"
 #include "cpp/sample/params.h"
 #include "cpp/sample/penalties.h"
 #include "cpp/tensor/tensor_view.h"
 
 namespace llmsrv {
 
-// What one row needs beside its logits. Lifetime: everything referenced must outlive the call.
-// REQUIRES: allowed ids, or all ids when none are named, hold one that is not forbidden.
-struct SampleRow {
-  const SamplingParams* params = nullptr;
-  std::span<const TokenId> prompt;
-  std::span<const TokenId> output;
-  std::span<const TokenId> forbidden;  // ids that may not be drawn now (stop ids before min_tokens)
-  std::uint64_t seed = 0;
-  std::uint32_t choice = 0;
-  std::optional<int> top_logprobs;  // set: tell the log-probability, with this many alternatives
-};
-
-struct Sampled {
-  TokenId token = 0;
-  std::optional<TokenLogprob> logprob;
-  bool finite = true;  // false: the logits hold NaN or infinity, so nothing was drawn
-};
-
 class Sampler {
  public:
   // `pool` must outlive the sampler.
   Sampler(int vocab_size, int max_rows, ThreadPool& pool);
 
-  // logits: [rows.size(), vocab]; results[i] belongs to row i and is valid until the next call.
-  std::span<const Sampled> sample(TensorView logits, std::span<const SampleRow> rows);
+  // logits: [rows.size(), vocab]. REQUIRES: no row is pending; fewer than kDrawsMost calls wait to be taken
+  void sample(TensorView logits, std::span<const SampleRow> rows);
+  // The results of the oldest call that were not taken yet; the i-th belongs to row i. Valid until the next take().
+  // REQUIRES: there is one
+  std::span<const Sampled> take();
 
   static std::size_t workspace_bytes(int vocab_size, int threads);
 
@@ -73,10 +59,18 @@ class Sampler {
   static void gather_likeliest(Scratch& scratch, const Enough& enough);
   static void cut_top_p(double mass, std::vector<Candidate>& candidates);
 
+  // Of one call.
+  struct Results {
+    std::vector<Sampled> rows;  // [max_rows]
+    std::size_t count = 0;
+  };
+
   int vocab_size_;
   ThreadPool& pool_;
   std::vector<Scratch> scratch_;
-  std::vector<Sampled> results_;
+  std::array<Results, kDrawsMost + 1> results_;  // used in turn: those that wait, and those that were taken last
+  std::size_t sampled_ = 0;                      // calls so far
+  std::size_t taken_ = 0;
 };
 
 }  // namespace llmsrv

@@ -77,7 +77,7 @@ MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, co
   ThreadPool pool(threads);
   const WeightFormats formats = weight_formats(spec, sources, weights_dtype);
   const std::unique_ptr<Backend> backend = make_backend(pool, {device_kind(device), ""}, formats);
-  return plan_memory(spec, formats, config, *backend, threads);
+  return plan_memory(spec, formats, config, *backend);
 }
 
 void register_engine_config(py::module_& module) {

@@ -62,6 +62,8 @@ class HookedBackend : public Backend {
                       std::span<const BlockMove> moves) override {
     real_->move_blocks(from, to, moves);
   }
+  void do_draw(TensorView logits, std::span<const SampleRow> rows) override { real_->draw(logits, rows); }
+  std::span<const Sampled> do_drawn() override { return real_->drawn(); }
 
   std::unique_ptr<Backend> real_;
   std::function<void()> begin_step_;

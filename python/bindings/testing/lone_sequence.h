@@ -46,7 +46,12 @@ class LoneSequence {
   }
 
   // Logits of the last step's tokens. [tokens, vocab]; valid until the next call.
-  TensorView logits() { return decoder_.logits(rows_); }
+  TensorView logits() { return backend_->to_host(decoder_.logits(rows_)); }
+  // Draws from these: row i by rows[i].
+  std::span<const Sampled> draw(std::span<const SampleRow> rows) {
+    backend_->draw(decoder_.logits(rows_), rows);
+    return backend_->drawn();
+  }
 
   // Moves all blocks to the swap pool and back, each to the place of another one; nothing is left where they were.
   void swap_out_and_in() {

@@ -12,7 +12,6 @@
 #include "cpp/engine/backends.h"
 #include "cpp/model/decoder.h"
 #include "cpp/model/rope.h"
-#include "cpp/sample/sampler.h"
 #include "python/bindings/testing/lone_sequence.h"
 #include "python/bindings/testing/testing.h"
 
@@ -117,22 +116,19 @@ long step_allocations(const Weights& weights, const std::vector<TokenId>& prompt
   ThreadPool pool(2);
   LoneSequence sequence(weights, count + kWarmUpSteps + steps, count, dtype_named(kv_cache_dtype).value(),
                         make_backend(pool, ""));
-  const auto extend = [&](std::span<const TokenId> tokens) {
-    sequence.forward(tokens);
-    return sequence.logits();
-  };
-  Sampler sampler(weights.spec().vocab_size, count, pool);
   SamplingParams params;
   params.top_k = 20;
   params.top_p = 0.9f;
   params.repetition_penalty = 1.1f;
   std::vector<SampleRow> rows(prompt.size());
-  for (SampleRow& row : rows) row = {&params, prompt, {}, {}, 1, 0, std::nullopt};
-  TokenId next = sampler.sample(extend(prompt), rows).back().token;
+  for (SampleRow& row : rows) row = {&params, prompt, {}, {}, 1, 0, std::nullopt, std::nullopt};
+  sequence.forward(prompt);
+  TokenId next = sequence.draw(rows).back().token;
   long before = 0;
   for (int step = 0; step < kWarmUpSteps + steps; ++step) {
     if (step == kWarmUpSteps) before = allocation_count();
-    next = sampler.sample(extend({&next, 1}), std::span(rows).first(1))[0].token;
+    sequence.forward({&next, 1});
+    next = sequence.draw(std::span(rows).first(1))[0].token;
   }
   return allocation_count() - before;
 }
