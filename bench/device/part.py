@@ -75,7 +75,9 @@ class Job:
         return text + (f" (wanted {wanted:.0%})" if wanted else ""), figure / peak
 
 
-FIGURES = {"us", "gb_per_s", "tflop_per_s", "share", "ms", "tokens_per_s", "host_ms"}
+FIGURES = {
+    "us", "gb_per_s", "tflop_per_s", "share", "ms", "tokens_per_s", "gap_share", "host_ms", "processor_ms",
+}  # fmt: skip
 
 
 def main():

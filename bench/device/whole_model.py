@@ -2,8 +2,11 @@
 
 Definitions: a step's time is the batch over rates.steady_rate of its tokens, while the whole batch runs, at contexts of
 1k tokens; the prompts were read before and come from the prefix cache. Its floor: the weights that a step reads, and
-the batch's keys and values, at this run's copy bandwidth; the share is floor / step. Host time is the processor time of
-all threads over the steps. Prompts: one of 2k tokens, its length over the time to its first token.
+the batch's keys and values, at this run's copy bandwidth; the share is floor / step. The gap between steps: of the
+device's clock, from the end of a step to the begin of the next one, as a share of the time from begin to begin. Host
+time: of the engine's thread from begin to begin, without what it waits for the device; both are medians of the same
+steps. Processor time: of all threads, waiting included, over the steps. Prompts: one of 2k tokens, its length over the
+time to its first token.
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ MODELS = {
 }  # fmt: skip
 TOY = {
     "a toy": {
-        "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4,
-        "num_kv_heads": 2, "head_dim": 16, "max_position": 256, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_layers": 1, "num_heads": 2,
+        "num_kv_heads": 1, "head_dim": 64, "max_position": 256, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     }
 }  # fmt: skip
 SPARE_BYTES = 6 << 30  # of the device, beside weights and cache
 NOISE_COUNT = 1 << 22
+WANTED_GAP = 0.03
 WANTED = {("Llama-3.1-8B", 1): "70% of the floor", ("Llama-3.1-8B", 8): "4.5 ms"}
 
 
@@ -96,11 +100,10 @@ def open_engine(job, core, weights, load):
         block_size=BLOCK_SIZE, kv_cache_memory=blocks * BLOCK_SIZE * token_bytes(weights.spec),
     )  # fmt: skip
     if job.device.emulated:
-        return core.Engine(weights, config, threads=1)
+        plugin = job.device.module.plugin_table()
+        return module("_testing").cuda_engine(weights, config, plugin, dtype="bfloat16", times_steps=True)
     try:
-        return core.Engine(weights, config, threads=core.physical_cores(), device="cuda")
-    except TypeError as error:
-        raise NoBackendError("this engine has no CUDA backend") from error
+        return core.Engine(weights, config, threads=core.physical_cores(), device="cuda", times_steps=True)
     except ValueError as error:
         raise NoBackendError(str(error)) from error
 
@@ -168,19 +171,29 @@ def decode_row(job, engine, weights, name, load):
     before = os.times()
     arrived = list(arrivals(engine, prompts, output))
     after = os.times()
+    gap, host_ms, steps = between_steps(engine, output)
     if job.device.emulated:  # a toy may be done before anybody looks
-        job.row(what, "", batch=batch, tokens=sum(sum(new.values()) for _, new in arrived))
+        tokens = sum(sum(new.values()) for _, new in arrived)
+        job.row(f"{what}, {steps} gaps and host times", "", batch=batch, tokens=tokens, timed_steps=steps)
         return
     step = batch / steady_rate(arrived, batch, output)
-    host_ms = 1e3 * (after.user + after.system - before.user - before.system) / output
+    processor_ms = 1e3 * (after.user + after.system - before.user - before.system) / output
     context = len(prompts[0]) + output / 2
     floor_bytes = read_bytes(weights) + batch * context * token_bytes(spec)
     gb = floor_bytes / step / 1e9
     beside, share = job.share(gb, "gb_per_s")
     if (wanted := WANTED.get((name, batch))) is not None:
         beside += f" (wanted {wanted})"
+    beside += f"   gap {gap:.1%} (wanted {WANTED_GAP:.0%})   host {host_ms:.2f} ms, processors {processor_ms:.2f} ms"
     job.row(
-        what, f"{step * 1e3:9.3f} ms {batch / step:8.0f} tokens/s", f"{beside}   host {host_ms:.2f} ms a step",
+        what, f"{step * 1e3:9.3f} ms {batch / step:8.0f} tokens/s", beside,
         batch=batch, context=context, ms=step * 1e3, tokens_per_s=batch / step, gb_per_s=gb, share=share,
-        host_ms=host_ms,
+        gap_share=gap, host_ms=host_ms, processor_ms=processor_ms,
     )  # fmt: skip
+
+
+def between_steps(engine, output):
+    """(gap as a share of a step, host milliseconds per step, steps) of those that just ran: `output` tokens of each."""
+    times = engine.step_times()[-output // 2 :]  # the first half starts the batch
+    gap, device = (statistics.median(values) for values in zip(*((each.gap_s, each.device_s) for each in times)))
+    return gap / (gap + device), 1e3 * statistics.median(each.host_s for each in times), len(times)

@@ -9,6 +9,7 @@
 #include "cpp/base/thread_pool.h"
 #include "cpp/cuda/constants.h"
 #include "cpp/cuda/device.h"
+#include "cpp/cuda/step_clock.h"
 #include "cpp/cuda/step_memory.h"
 #include "cpp/sample/sampler.h"
 
@@ -95,7 +96,9 @@ class CudaBackend final : public Backend {
         computed_(device_),
         moved_(device_),
         picked_(device_),
-        graphs_(device_, compute_) {}
+        graphs_(device_, compute_) {
+    if (options.times_steps) clock_.emplace(device_);
+  }
 
   std::string description() const override {
     return std::string("cuda (") + device_.properties().name +
@@ -150,21 +153,34 @@ class CudaBackend final : public Backend {
   bool works_behind() const override { return true; }
   void finish() override {
     device_.select();
-    compute_.synchronize();
+    wait();
   }
+  std::vector<StepTimes> step_times() const override { return clock_ ? clock_->recent() : std::vector<StepTimes>(); }
 
   TensorView to_host(TensorView result) override {
     const auto values = static_cast<std::size_t>(result.rows) * static_cast<std::size_t>(result.cols);
     LLMSRV_CHECK(result.dtype == DType::kF32 && result.row_stride == result.cols);
     LLMSRV_CHECK(values * sizeof(float) <= results_->size());
     if (values > 0) compute_.copy(results_->data(), result.data, values * sizeof(float));
-    compute_.synchronize();
+    if (clock_) clock_->end(compute_);
+    wait();
     return TensorView::f32(reinterpret_cast<float*>(results_->data()), result.rows, result.cols);
   }
 
  private:
+  // The caller waits for all that was asked for.
+  void wait() {
+    if (!clock_) return compute_.synchronize();
+    clock_->wait([this] { compute_.synchronize(); });
+  }
+
   void do_run_step(const StepInputs& inputs, const StepBody& body) override {
     device_.select();
+    if (clock_) clock_->begin(compute_);
+    queue_step(inputs, body);
+    if (clock_) clock_->end(compute_);
+  }
+  void queue_step(const StepInputs& inputs, const StepBody& body) {
     step_memory_->upload(inputs, compute_);
     const int rows = step_memory_->rows();
     const std::optional<StepForm>& form = step_memory_->form();
@@ -356,6 +372,7 @@ class CudaBackend final : public Backend {
   std::optional<DeviceBuffer> results_;  // what to_host() returns
   ThreadPool alone_{1};
   std::optional<Sampler> sampler_;
+  std::optional<StepClock> clock_;  // only where steps are measured
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ struct CudaOptions {
   int device_index = 0;
   DType inner_dtype = DType::kBf16;  // or kF32: slower, for weights that are float32
   bool graphs = true;                // of decode steps
+  bool times_steps = false;          // for step_times()
 };
 
 // Throws DeviceError when the device cannot be used. REQUIRES: table.abi == kPluginAbi; `table` stays valid for good

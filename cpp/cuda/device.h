@@ -77,8 +77,10 @@ class DeviceStream {
 // A point in a stream's work. Until it is recorded nobody waits for it.
 class DeviceEvent {
  public:
-  explicit DeviceEvent(const Device& device) : device_(device) {
-    device.check(device.runtime().create_event(&handle_));
+  enum class Kind { kPlain, kTimed };
+  explicit DeviceEvent(const Device& device, Kind kind = Kind::kPlain) : device_(device) {
+    const device::RuntimeTable& runtime = device.runtime();
+    device.check(kind == Kind::kTimed ? runtime.create_timed_event(&handle_) : runtime.create_event(&handle_));
   }
   ~DeviceEvent() { device_.runtime().destroy_event(handle_); }
   DeviceEvent(const DeviceEvent&) = delete;
@@ -89,6 +91,12 @@ class DeviceEvent {
   void hold_up(const DeviceStream& stream) const { device_.check(device_.runtime().wait(stream.handle(), handle_)); }
   // The caller waits.
   void synchronize() const { device_.check(device_.runtime().synchronize_event(handle_)); }
+  // Time of the device up to `later`. REQUIRES: both are timed, and were reached
+  double seconds_until(const DeviceEvent& later) const {
+    double seconds = 0.0;
+    device_.check(device_.runtime().elapsed_s(handle_, later.handle_, &seconds));
+    return seconds;
+  }
 
  private:
   const Device& device_;

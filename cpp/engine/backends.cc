@@ -30,7 +30,10 @@ std::unique_ptr<Backend> make_backend(ThreadPool& pool, const std::string& isa) 
 }
 
 std::unique_ptr<Backend> make_backend(ThreadPool& pool, const DeviceOptions& device, const WeightFormats& formats) {
-  if (device.kind == DeviceKind::kCpu) return make_backend(pool, device.isa);
+  if (device.kind == DeviceKind::kCpu) {
+    if (device.times_steps) throw std::invalid_argument("times_steps is for a GPU: a CPU's steps have no gaps");
+    return make_backend(pool, device.isa);
+  }
   for (const auto& [name, format] : formats) {
     if (format == WeightFormat::kU4G64 || format == WeightFormat::kU4G128) {
       throw std::invalid_argument("weights of " + std::string(weight_format_name(format)) +
@@ -39,7 +42,9 @@ std::unique_ptr<Backend> make_backend(ThreadPool& pool, const DeviceOptions& dev
   }
   const bool all_float =
       std::all_of(formats.begin(), formats.end(), [](const auto& each) { return each.second == WeightFormat::kF32; });
-  return make_cuda_backend(cuda_table(), {kDeviceIndex, all_float ? DType::kF32 : DType::kBf16});
+  return make_cuda_backend(cuda_table(), {.device_index = kDeviceIndex,
+                                          .inner_dtype = all_float ? DType::kF32 : DType::kBf16,
+                                          .times_steps = device.times_steps});
 }
 
 std::vector<std::string> available_isas() { return available_cpu_isas(); }

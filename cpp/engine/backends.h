@@ -17,7 +17,8 @@ enum class DeviceKind { kCpu, kCuda };
 
 struct DeviceOptions {
   DeviceKind kind = DeviceKind::kCpu;
-  std::string isa;  // as for make_backend()
+  std::string isa;           // as for make_backend()
+  bool times_steps = false;  // a GPU's, for Engine::step_times()
 };
 
 // The CPU. `isa` forces a kernel table; empty lets the environment (LLMSRV_ISA), then the machine decide.

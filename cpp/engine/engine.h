@@ -78,6 +78,8 @@ class Engine {
   int clear_prefix_cache();
 
   EngineStats stats() const;
+  // Of recent steps, where the device was made to measure them.
+  std::vector<StepTimes> step_times() const { return backend_->step_times(); }
   const MemoryPlan& plan() const { return plan_; }
   std::string device() const { return backend_->description(); }
 

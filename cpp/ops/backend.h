@@ -116,6 +116,13 @@ struct StepLimits {
   int top_logprobs = 0;  // alternatives that a draw tells
 };
 
+// How long a step took.
+struct StepTimes {
+  double device_s = 0.0;  // by the device's clock, from the first of its work to the last
+  double gap_s = 0.0;     // likewise, from the end of the step before it
+  double host_s = 0.0;    // of the caller, up to its next step, without what it waited for the device
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -149,6 +156,8 @@ class Backend {
   virtual bool works_behind() const { return false; }
   // Waits for all that was asked for.
   virtual void finish() {}
+  // Of recent steps, oldest first, if the backend was made to measure them. Any thread.
+  virtual std::vector<StepTimes> step_times() const { return {}; }
   // A result in host memory, after all that was asked for before. Valid until the next call.
   // REQUIRES: kF32, within the limits
   virtual TensorView to_host(TensorView result) { return result; }

@@ -10,7 +10,7 @@
 namespace llmsrv {
 
 // Rises with every change of the table or of what it reaches. A plug-in of another number is not used.
-constexpr std::uint32_t kPluginAbi = 2;
+constexpr std::uint32_t kPluginAbi = 3;
 
 namespace device {
 
@@ -40,6 +40,8 @@ struct RuntimeTable {
   Code (*create_stream)(Stream*);
   Code (*destroy_stream)(Stream);
   Code (*create_event)(Event*);
+  // One that elapsed_s() takes; to record it costs the device a little more.
+  Code (*create_timed_event)(Event*);
   Code (*destroy_event)(Event);
   // The event stands for what the stream was given so far; recorded again, for more.
   Code (*record)(Event, Stream);
@@ -48,6 +50,8 @@ struct RuntimeTable {
   Code (*wait)(Stream, Event);
   // The caller waits. Reports also what earlier work on the device failed with.
   Code (*synchronize_event)(Event);
+  // Time of the device between what two timed events stand for. Fails before both were reached.
+  Code (*elapsed_s)(Event from, Event to, double* seconds);
   Code (*synchronize)(Stream);
 
   Code (*copy)(void* to, const void* from, std::size_t bytes, Stream);

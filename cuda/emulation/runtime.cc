@@ -107,6 +107,9 @@ Code drop_stream(device::Stream stream) {
 Code new_event(device::Event* event) {
   return guarded([&] { *event = create_event(); });
 }
+Code new_timed_event(device::Event* event) {
+  return guarded([&] { *event = create_timed_event(); });
+}
 Code drop_event(device::Event event) {
   return guarded([&] { destroy_event(event_of(event)); });
 }
@@ -126,6 +129,9 @@ Code synchronize_event(device::Event event) {
     require_good();
     synchronize(event_of(event));
   });
+}
+Code elapsed_between(device::Event from, device::Event to, double* seconds) {
+  return guarded([&] { *seconds = elapsed_s(event_of(from), event_of(to)); });
 }
 Code synchronize_stream(device::Stream stream) {
   return guarded([&] {
@@ -171,10 +177,12 @@ constexpr device::RuntimeTable kRuntime{
     .create_stream = &new_stream,
     .destroy_stream = &drop_stream,
     .create_event = &new_event,
+    .create_timed_event = &new_timed_event,
     .destroy_event = &drop_event,
     .record = &record_event,
     .wait = &wait_for_event,
     .synchronize_event = &synchronize_event,
+    .elapsed_s = &elapsed_between,
     .synchronize = &synchronize_stream,
     .copy = &copy,
     .fill = &fill,

@@ -10,9 +10,11 @@
 
 namespace llmsrv::emulation {
 
-// Recorded so often, and so often reached by the streams that recorded it.
+// Recorded so often, and so often reached by the streams that recorded it, the last time at `work_count`.
 struct Event {
   int number = 0;
+  bool is_timed = false;
+  std::uint64_t work_count = 0;
   std::uint64_t recorded = 0;
   std::uint64_t done = 0;
   Stream* recorded_by = nullptr;
@@ -23,6 +25,8 @@ struct Graph {
 };
 
 namespace {
+
+constexpr double kWorkSeconds = 1e-6;
 
 // What a stream does next: work, or an event to reach (`sets`), or to wait for.
 struct Task {
@@ -61,6 +65,12 @@ std::vector<Event*>& events() {
   return events;
 }
 
+// Pieces of work that ran on any stream: the device's clock.
+std::uint64_t& work_count() {
+  static std::uint64_t count = 0;
+  return count;
+}
+
 std::string name_of(const Stream* stream) { return "stream " + std::to_string(stream->number); }
 std::string name_of(const Event* event) { return "event " + std::to_string(event->number); }
 
@@ -86,8 +96,12 @@ bool is_blocked(const Task& task) { return task.event != nullptr && !task.sets &
 void run_first(Stream& stream) {
   const Task task = std::move(stream.tasks.front());
   stream.tasks.pop_front();
-  if (task.sets) task.event->done = std::max(task.event->done, task.ticket);
+  if (task.sets) {
+    task.event->done = std::max(task.event->done, task.ticket);
+    task.event->work_count = work_count();
+  }
   if (!task.work) return;
+  ++work_count();
   try {
     task.work();
   } catch (...) {
@@ -155,6 +169,12 @@ Event* create_event() {
   return numbered(events());
 }
 
+Event* create_timed_event() {
+  Event* event = create_event();
+  event->is_timed = true;
+  return event;
+}
+
 void destroy_event(Event* event) {
   const Lock lock(mutex());
   synchronize_all();  // streams may still have to reach it
@@ -202,6 +222,15 @@ void synchronize_all() {
   const Lock lock(mutex());
   const std::vector<Stream*> all = streams();
   for (Stream* stream : all) run_until(*stream, [] { return false; });
+}
+
+double elapsed_s(const Event* from, const Event* to) {
+  const Lock lock(mutex());
+  for (const Event* event : {from, to}) {
+    if (!event->is_timed) throw Error(name_of(event) + " has no time");
+    if (event->recorded == 0 || event->done < event->recorded) throw Error(name_of(event) + " is not reached yet");
+  }
+  return kWorkSeconds * (static_cast<double>(to->work_count) - static_cast<double>(from->work_count));
 }
 
 void begin_capture(Stream* stream) {

@@ -37,6 +37,7 @@ std::set<std::string>& reached_waits();
 Stream* create_stream();
 void destroy_stream(Stream* stream);  // its work is run
 Event* create_event();
+Event* create_timed_event();
 void destroy_event(Event* event);  // all work is run
 
 // Runs at once without a stream: launches of tests that have none.
@@ -47,6 +48,9 @@ void wait(Stream* stream, Event* event);
 void synchronize(Stream* stream);
 void synchronize(Event* event);
 void synchronize_all();
+// By the device's clock, which counts a microsecond for each piece of work that ran, whatever it was. Throws Error for
+// an event that is not timed or not reached.
+double elapsed_s(const Event* from, const Event* to);
 
 // Throws Error for events between the two: graphs here are runs of copies and launches.
 void begin_capture(Stream* stream);

@@ -50,6 +50,9 @@ Code destroy_stream(device::Stream stream) { return code_of(cudaStreamDestroy(st
 Code create_event(device::Event* event) {
   return code_of(cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(event), cudaEventDisableTiming));
 }
+Code create_timed_event(device::Event* event) {
+  return code_of(cudaEventCreate(reinterpret_cast<cudaEvent_t*>(event)));
+}
 Code destroy_event(device::Event event) { return code_of(cudaEventDestroy(event_of(event))); }
 Code record(device::Event event, device::Stream stream) {
   return code_of(cudaEventRecord(event_of(event), stream_of(stream)));
@@ -58,6 +61,12 @@ Code wait(device::Stream stream, device::Event event) {
   return code_of(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
 }
 Code synchronize_event(device::Event event) { return code_of(cudaEventSynchronize(event_of(event))); }
+Code elapsed_s(device::Event from, device::Event to, double* seconds) {
+  float milliseconds = 0.0f;
+  const Code code = code_of(cudaEventElapsedTime(&milliseconds, event_of(from), event_of(to)));
+  *seconds = 1e-3 * static_cast<double>(milliseconds);
+  return code;
+}
 Code synchronize(device::Stream stream) { return code_of(cudaStreamSynchronize(stream_of(stream))); }
 
 Code copy(void* to, const void* from, std::size_t bytes, device::Stream stream) {
@@ -96,10 +105,12 @@ const device::RuntimeTable& runtime_table() {
       .create_stream = &create_stream,
       .destroy_stream = &destroy_stream,
       .create_event = &create_event,
+      .create_timed_event = &create_timed_event,
       .destroy_event = &destroy_event,
       .record = &record,
       .wait = &wait,
       .synchronize_event = &synchronize_event,
+      .elapsed_s = &elapsed_s,
       .synchronize = &synchronize,
       .copy = &copy,
       .fill = &fill,

@@ -45,14 +45,16 @@ void register_engine(py::module_& module) {
            }),
            release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("team").none(false),
            py::arg("isa") = "", py::arg("device") = "cpu")
-      .def(py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads,
-                       const std::string& isa, std::vector<int> processors, const std::string& device) {
-             auto team = std::make_shared<Team>(threads, std::move(processors));
-             return std::make_unique<Engine>(std::move(weights), config, std::move(team),
-                                             DeviceOptions{device_kind(device), isa});
-           }),
-           release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
-           py::arg("isa") = "", py::arg("processors") = std::vector<int>(), py::arg("device") = "cpu")
+      .def(
+          py::init([](std::shared_ptr<Weights> weights, const EngineConfig& config, int threads, const std::string& isa,
+                      std::vector<int> processors, const std::string& device, bool times_steps) {
+            auto team = std::make_shared<Team>(threads, std::move(processors));
+            return std::make_unique<Engine>(std::move(weights), config, std::move(team),
+                                            DeviceOptions{device_kind(device), isa, times_steps});
+          }),
+          release, py::arg("weights").none(false), py::arg("config"), py::kw_only(), py::arg("threads"),
+          py::arg("isa") = "", py::arg("processors") = std::vector<int>(), py::arg("device") = "cpu",
+          py::arg("times_steps") = false)
       .def("submit", &submit, py::arg("request"))
       .def("validate", &validate, py::arg("request"))
       .def(
@@ -69,6 +71,7 @@ void register_engine(py::module_& module) {
           [](Engine& engine, int timeout_ms) { return engine.wait_outputs(std::chrono::milliseconds(timeout_ms)); },
           release, py::arg("timeout_ms"))
       .def("stats", &Engine::stats)
+      .def("step_times", &Engine::step_times)
       .def_property_readonly("queued", &Engine::queued)
       .def("shutdown", &Engine::shutdown, release)
       .def_property_readonly("plan", &Engine::plan)

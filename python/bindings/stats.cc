@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cpp/ops/backend.h"
 #include "python/bindings/bindings.h"
 
 namespace py = pybind11;
@@ -14,6 +15,11 @@ void register_engine_stats(py::module_& module) {
       .def_readonly("current", &StateStats::current)
       .def_readonly("entered", &StateStats::entered)
       .def_readonly("seconds", &StateStats::seconds);
+
+  py::class_<StepTimes>(module, "StepTimes")
+      .def_readonly("device_s", &StepTimes::device_s)
+      .def_readonly("gap_s", &StepTimes::gap_s)
+      .def_readonly("host_s", &StepTimes::host_s);
 
   py::class_<EngineStats>(module, "EngineStats")
       .def_property_readonly("healthy", [](const EngineStats& stats) { return stats.failure.empty(); })

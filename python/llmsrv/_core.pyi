@@ -322,6 +322,15 @@ class StateStats:
     entered: int
     seconds: float
 
+class StepTimes:
+    """A step: time of the device from its begin to its end, and since the end of the step before; time of the host up to
+    the next step, without what it waited for the device.
+    """
+
+    device_s: float
+    gap_s: float
+    host_s: float
+
 class EngineStats:
     """One consistent sample. Counters only grow."""
 
@@ -382,8 +391,11 @@ class Engine:
         isa: str = "",
         processors: Sequence[int] = (),
         device: str = "cpu",
+        times_steps: bool = False,
     ) -> None:
-        """With a team of its own. `device`: "cpu" or "cuda"; `isa` forces a kernel table of the CPU."""
+        """With a team of its own. `device`: "cpu" or "cuda"; `isa` forces a kernel table of the CPU. `times_steps`: of
+        a GPU, for step_times().
+        """
     def submit(self, request: Request) -> int:
         """Checks a request and puts it into the inbox, or raises StatusError now. Returns the request's key."""
     def validate(self, request: Request) -> list[tuple[str, str]]:
@@ -401,6 +413,8 @@ class Engine:
     def wait_outputs(self, timeout_ms: int) -> list[Output]:
         """Waits, without the GIL, for outputs and takes all of them. An empty list means time-out or shutdown."""
     def stats(self) -> EngineStats: ...
+    def step_times(self) -> list[StepTimes]:
+        """Of recent steps, oldest first; only where they are measured."""
     @property
     def queued(self) -> int:
         """Requests that were accepted and do not run yet, now: stats() is as old as the last step."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "device"
-FIGURES = {"us", "ms", "gb_per_s", "tflop_per_s", "share", "tokens_per_s"}
+FIGURES = {"us", "ms", "gb_per_s", "tflop_per_s", "share", "tokens_per_s", "gap_share", "host_ms", "processor_ms"}
 
 
 def run_script(*flags):
@@ -32,6 +32,7 @@ def test_a_dry_run_passes_and_records_no_figures(tmp_path):
     assert "an_element_of_a_product_does_not_depend_on_its_place" in by_part["conformance"]["passed"]
     assert by_part["kernels"]["passed"]
     assert not by_part["kernels"]["failed"]
+    assert by_part["whole model"]["timed_steps"] > 1
 
 
 def test_without_a_device_it_says_so_in_one_line():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import sys
@@ -95,6 +96,61 @@ def test_a_step_waits_once_and_takes_no_memory():
         after, steps = _emulated.device_counts(), engine.stats().steps - steps
     assert after["allocations"] == before["allocations"]
     assert after["synchronizations"] - before["synchronizations"] == steps > 8
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_steps_are_timed_by_the_device_and_by_the_host(graphs):
+    weights = tiny_weights()
+    options = {"prefix_cache": False, "times_steps": True, "graphs": graphs}
+    with emulated_device() as plugin, cuda_engine(weights, plugin, **options) as engine:
+        assert engine.step_times() == []
+        before = _emulated.device_counts()["copies"]
+        harness.run(engine, greedy_requests(1, 8, tokens=8))
+        times = engine.step_times()
+        copies = _emulated.device_counts()["copies"] - before
+    assert len(times) == 8 - 3  # the first has no gap, the last two were not told yet
+    # The emulated clock counts pieces of work: launches and copies. Decode steps are alike, and have nothing between.
+    work = [round(each.device_s * 1e6) for each in times]
+    assert len(set(work)) == 1
+    assert work[0] > copies / 8 > 1
+    assert all(each.gap_s == 0.0 for each in times)
+    assert all(each.host_s > 0.0 for each in times)
+
+
+def test_what_is_done_between_steps_is_a_gap():
+    weights = tiny_weights()
+    requests = greedy_requests(4, 25)
+    options = tight_pool(weights) | {"times_steps": True}
+    with emulated_device() as plugin, cuda_engine(weights, plugin, **options) as engine:
+        harness.run(engine, requests)
+        assert engine.stats().swap_outs > 0
+        assert max(each.gap_s for each in engine.step_times()) > 0.0
+
+
+def test_no_time_is_taken_of_a_step_that_is_not_done():
+    weights = tiny_weights(num_layers=1)
+    tokens = harness.prompt(3, 60)
+
+    def logits(left_out=""):
+        with emulated_device("late") as plugin:
+            _emulated.leave_out_wait(left_out)
+            return _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, times_steps=True)
+
+    _emulated.forget_waits()
+    assert logits().size
+    of_events = [wait for wait in _emulated.reached_waits() if wait.startswith("the host waits for event")]
+    refused = []
+    for wait in of_events:
+        with contextlib.suppress(RuntimeError):
+            logits(wait)
+            continue
+        refused.append(wait)
+    assert len(refused) == 4  # the ends of the steps that are under way or told
+
+
+def test_only_a_gpu_times_steps():
+    with pytest.raises(ValueError, match="times_steps is for a GPU"):
+        _core.Engine(tiny_weights(), tiny_models.engine_config(), threads=1, times_steps=True)
 
 
 def test_every_wait_of_the_host_code_is_needed():

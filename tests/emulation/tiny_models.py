@@ -58,9 +58,12 @@ def cpu_engine(weights, **options):
     return stopped_at_end(_core.Engine(weights, engine_config(**options), threads=1))
 
 
-def cuda_engine(weights, plugin, dtype="float32", graphs=True, **options):
+def cuda_engine(weights, plugin, dtype="float32", graphs=True, times_steps=False, **options):
+    """`options` are the engine's, the others the backend's."""
     config = engine_config(**options)
-    return stopped_at_end(_testing.cuda_engine(weights, config, plugin, dtype=dtype, graphs=graphs))
+    return stopped_at_end(
+        _testing.cuda_engine(weights, config, plugin, dtype=dtype, graphs=graphs, times_steps=times_steps)
+    )
 
 
 def greedy_requests(count, length, tokens=16, **output):

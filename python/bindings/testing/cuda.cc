@@ -25,10 +25,12 @@ const PluginTable& table_of(const py::capsule& plugin) { return *plugin.get_poin
 CudaOptions options_of(const std::string& dtype) { return {.inner_dtype = dtype_named(dtype).value()}; }
 
 std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                    const py::capsule& plugin, const std::string& dtype, bool graphs) {
+                                    const py::capsule& plugin, const std::string& dtype, bool graphs,
+                                    bool times_steps) {
   const PluginTable& table = table_of(plugin);
   CudaOptions options = options_of(dtype);
   options.graphs = graphs;
+  options.times_steps = times_steps;
   return std::make_unique<Engine>(std::move(weights), config, std::make_shared<Team>(1),
                                   [&](ThreadPool&) { return make_cuda_backend(table, options); });
 }
@@ -37,11 +39,13 @@ std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const Engi
 // go to the swap pool and back between chunks.
 py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<TokenId>& tokens,
                                     const py::capsule& plugin, int chunk, const std::string& kv_cache_dtype,
-                                    const std::string& dtype, bool swaps) {
+                                    const std::string& dtype, bool swaps, bool times_steps) {
   const int count = static_cast<int>(tokens.size());
   const int vocab = weights.spec().vocab_size;
+  CudaOptions options = options_of(dtype);
+  options.times_steps = times_steps;
   LoneSequence sequence(weights, count, chunk, dtype_named(kv_cache_dtype).value(),
-                        make_cuda_backend(table_of(plugin), options_of(dtype)));
+                        make_cuda_backend(table_of(plugin), options));
   int rows = 0;
   for (int first = 0; first < count; first += rows) {
     rows = std::min(chunk, count - first);
@@ -60,10 +64,10 @@ py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<To
 
 void register_cuda(py::module_& module) {
   module.def("cuda_engine", &cuda_engine, py::arg("weights"), py::arg("config"), py::arg("plugin"), py::kw_only(),
-             py::arg("dtype") = "float32", py::arg("graphs") = true);
+             py::arg("dtype") = "float32", py::arg("graphs") = true, py::arg("times_steps") = false);
   module.def("cuda_last_logits", &cuda_last_logits, py::arg("weights"), py::arg("tokens"), py::arg("plugin"),
              py::kw_only(), py::arg("chunk"), py::arg("kv_cache_dtype") = "float32", py::arg("dtype") = "float32",
-             py::arg("swaps") = false);
+             py::arg("swaps") = false, py::arg("times_steps") = false);
 }
 
 }  // namespace llmsrv::testing
