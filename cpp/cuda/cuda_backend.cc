@@ -9,6 +9,7 @@
 #include "cpp/base/thread_pool.h"
 #include "cpp/cuda/constants.h"
 #include "cpp/cuda/device.h"
+#include "cpp/cuda/lacking_kernels.h"
 #include "cpp/cuda/step_clock.h"
 #include "cpp/cuda/step_memory.h"
 #include "cpp/sample/sampler.h"
@@ -19,9 +20,6 @@ namespace {
 using device::Element;
 
 constexpr std::size_t kAlignment = 256;
-// Columns that kernels take at once: of floats, and of what tensor cores multiply.
-constexpr int kFloatColumns = 8;
-constexpr int kPackedColumns = 32;
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -105,6 +103,10 @@ class CudaBackend final : public Backend {
            (inner_dtype_ == DType::kF32 ? ", float32 arithmetic)" : ")");
   }
 
+  std::vector<std::string> lacks(const KernelNeeds& needs) const override {
+    return lacking_kernels(needs, inner_dtype_, launches_);
+  }
+
   std::size_t workspace_bytes(const StepLimits& limits) const override {
     return rounded_up(ready_bytes(limits)) + rounded_up(partials_bytes(limits)) + rounded_up(picks_bytes(limits)) +
            rounded_up(StepMemory::bytes(limits));
@@ -112,10 +114,6 @@ class CudaBackend final : public Backend {
 
   void reserve(const StepLimits& limits) override {
     device_.select();
-    const int unit = inner_dtype_ == DType::kF32 ? kFloatColumns : kPackedColumns;
-    if (limits.input_unit % unit != 0) {
-      throw std::invalid_argument("the CUDA kernels need rows of a multiple of " + std::to_string(unit) + " columns");
-    }
     limits_ = limits;
     step_memory_.emplace(device_, limits, launches_.segment_keys);
     ready_.emplace(device_, ready_bytes(limits), MemoryPlace::kDevice);
@@ -127,9 +125,6 @@ class CudaBackend final : public Backend {
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
-    if (inner_dtype_ == DType::kBf16 && dtype == DType::kF32) {
-      throw std::invalid_argument("kv_cache_dtype float32 on CUDA needs weights of float32");
-    }
     const std::size_t vectors = static_cast<std::size_t>(2 * shape.kv_heads) * static_cast<std::size_t>(block_size);
     const std::size_t scale_bytes = dtype == DType::kInt8 ? sizeof(float) : 0;  // of each vector
     return vectors * (static_cast<std::size_t>(shape.head_dim) * dtype_bytes(dtype) + scale_bytes);

@@ -14,6 +14,12 @@ std::string mebibytes(std::size_t bytes) {
   return std::to_string(bytes / (1 << 20)) + "." + std::to_string(bytes % (1 << 20) * 10 / (1 << 20)) + " MiB";
 }
 
+void require_kernels(const Backend& backend, const KernelNeeds& needs) {
+  std::string text;
+  for (const std::string& lacking : backend.lacks(needs)) text += (text.empty() ? "" : "; ") + lacking;
+  if (!text.empty()) throw std::invalid_argument("this device has no kernels for " + text);
+}
+
 // The most blocks of this shape that the bytes hold; their tokens can be counted in an int.
 int blocks_in(std::size_t bytes, const KvCacheShape& shape) {
   const int most = std::numeric_limits<int>::max() / shape.block_size;
@@ -29,6 +35,7 @@ DecoderLimits decoder_limits(const EngineConfig& config) {
 
 MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
                        const Backend& backend) {
+  require_kernels(backend, Decoder::kernel_needs(spec, formats, config.kv_cache_dtype));
   const DecoderLimits limits = decoder_limits(config);
   MemoryPlan plan;
   plan.weight_formats = formats;

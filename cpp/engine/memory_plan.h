@@ -22,8 +22,9 @@ struct MemoryPlan {
   std::size_t total_bytes() const { return weights_bytes + workspace_bytes + kv_cache.bytes() + swap.bytes(); }
 };
 
-// Throws std::invalid_argument when the KV budget cannot hold one sequence of max_model_len; the message has what is
-// needed, what is available and the largest max_model_len that fits. REQUIRES: spec and config are checked.
+// Throws std::invalid_argument for a model that the device has no kernels for, and says all that is missing; likewise
+// when the KV budget cannot hold one sequence of max_model_len: the message has what is needed, what is available and
+// the largest max_model_len that fits. REQUIRES: spec and config are checked.
 MemoryPlan plan_memory(const ModelSpec& spec, const WeightFormats& formats, const EngineConfig& config,
                        const Backend& backend);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "cpp/base/check.h"
 
@@ -135,10 +134,17 @@ StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limi
           .context_len = limits.context_len,
           .input_cols = std::max({spec.hidden_size, query_cols, spec.intermediate_size}),
           .shape = spec.heads(),
-          .input_unit = std::gcd(std::gcd(spec.hidden_size, query_cols), spec.intermediate_size),
           .result_rows = limits.logits_rows,
           .result_cols = spec.vocab_size,
           .top_logprobs = std::min(limits.top_logprobs, spec.vocab_size)};
+}
+
+KernelNeeds Decoder::kernel_needs(const ModelSpec& spec, const WeightFormats& formats, DType kv_dtype) {
+  KernelNeeds needs{spec.heads(), {spec.hidden_size, spec.heads().query_cols(), spec.intermediate_size}, {}, kv_dtype};
+  for (const auto& [name, format] : formats) {
+    if (name != "embed" || spec.tied_embeddings) needs.formats.push_back(format);
+  }
+  return needs;
 }
 
 std::size_t Decoder::workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend) {

@@ -42,6 +42,8 @@ class Decoder {
   TensorView logits(std::span<const int> rows);
 
   static StepLimits step_limits(const ModelSpec& spec, const DecoderLimits& limits);
+  // REQUIRES: `formats` has all of the model's matrices
+  static KernelNeeds kernel_needs(const ModelSpec& spec, const WeightFormats& formats, DType kv_dtype);
   // Bytes that a decoder takes beside weights, cache and the backend's workspace.
   static std::size_t workspace_bytes(const ModelSpec& spec, const DecoderLimits& limits, const Backend& backend);
 

@@ -110,10 +110,17 @@ struct StepLimits {
   int context_len = 0;  // longest context
   int input_cols = 0;   // widest input of a linear layer, after its prologue
   HeadShape shape;
-  int input_unit = 1;   // divides the columns of all of them
   int result_rows = 0;  // of what to_host() and draw() are asked for
   int result_cols = 0;
   int top_logprobs = 0;  // alternatives that a draw tells
+};
+
+// What a model and its config want kernels for, known before anything is loaded.
+struct KernelNeeds {
+  HeadShape shape;
+  std::vector<int> input_cols;        // of linear layers
+  std::vector<WeightFormat> formats;  // of linear layers
+  DType kv_dtype = DType::kBf16;
 };
 
 // How long a step took.
@@ -130,13 +137,14 @@ class Backend {
   // What runs, for people: "cpu (avx512, 2 threads)".
   virtual std::string description() const = 0;
 
+  // What this device has no kernels for: a phrase each, for people.
+  virtual std::vector<std::string> lacks(const KernelNeeds&) const { return {}; }
   // Bytes of workspace that reserve() takes for these limits.
   virtual std::size_t workspace_bytes(const StepLimits& limits) const = 0;
-  // Takes all memory that later calls within `limits` need. Throws std::invalid_argument for a shape that this device
-  // has no kernels for.
+  // Takes all memory that later calls within `limits` need.
   virtual void reserve(const StepLimits& limits) = 0;
 
-  // Bytes of one block of one layer. Throws std::invalid_argument for a type that this device has no kernels for.
+  // Bytes of one block of one layer.
   virtual std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const = 0;
 
   // The type of activations within a layer. The residual stream and the logits are float everywhere.

@@ -140,6 +140,9 @@ struct Attention {
 
 struct LaunchTable {
   std::int32_t segment_keys;  // keys of one segment of Attention; segments start at multiples of it
+  // Head sizes of Attention whose queries are bf16 or fp16; with float queries it is any even one up to kHeadDimMax.
+  const std::int32_t* head_dims;
+  std::int32_t head_dim_count;
   Code (*embed)(const Embed*, Stream);
   Code (*rms_norm)(const RmsNorm*, Stream);
   Code (*gated_mul)(const GatedMul*, Stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "cuda/kernels/attention_f32.cuh"
 #include "cuda/kernels/attention_merge.cuh"
@@ -20,20 +21,14 @@ struct HeadDim {
 // Calls f with the head size as a constant.
 template <typename F>
 void with_head_dim(int head_dim, const F& f) {
-  switch (head_dim) {
-    case 64:
-      return f(HeadDim<64>{});
-    case 80:
-      return f(HeadDim<80>{});
-    case 96:
-      return f(HeadDim<96>{});
-    case 128:
-      return f(HeadDim<128>{});
-    case 256:
-      return f(HeadDim<256>{});
-    default:
-      throw std::invalid_argument("CUDA attention has no kernel for head size " + std::to_string(head_dim));
-  }
+  const auto call_if = [&]<int kDim>(HeadDim<kDim> dim) {
+    if (head_dim == kDim) f(dim);
+    return head_dim == kDim;
+  };
+  const bool is_known = [&]<std::size_t... kAt>(std::index_sequence<kAt...>) {
+    return (call_if(HeadDim<kHeadDims[kAt]>{}) || ...);
+  }(std::make_index_sequence<kHeadDims.size()>());
+  if (!is_known) throw std::invalid_argument("CUDA attention has no kernel for head size " + std::to_string(head_dim));
 }
 
 template <typename T, typename Kv>

@@ -243,6 +243,8 @@ device::Code guarded(const Launch* launch, device::Stream stream) {
 const device::LaunchTable& launch_table() {
   static constexpr device::LaunchTable kTable{
       .segment_keys = kSegmentKeys,
+      .head_dims = kHeadDims.data(),
+      .head_dim_count = static_cast<std::int32_t>(kHeadDims.size()),
       .embed = &guarded<device::Embed>,
       .rms_norm = &guarded<device::RmsNorm>,
       .gated_mul = &guarded<device::GatedMul>,

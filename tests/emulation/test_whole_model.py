@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import multiprocessing
+import re
 import sys
 
 import harness
@@ -210,14 +211,38 @@ def test_too_little_memory_is_told_at_the_start():
         _testing.cuda_engine(weights, tiny_models.engine_config(), plugin)
 
 
+HEAD_SIZES = "head size 48 (only 64, 80, 96, 128, 256; with weights of float32 any)"
+FLOAT_CACHE = "kv_cache_dtype float32 beside weights of other types"
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("shape", "options", "says"),
     [
-        ({"kv_cache_dtype": "float32"}, "kv_cache_dtype float32 on CUDA needs weights of float32"),
-        ({"kv_cache_dtype": "bfloat16", "idle_timeout": 60.0}, "idle_timeout cannot be used with this device"),
+        ({}, {"kv_cache_dtype": "float32"}, f"this device has no kernels for {FLOAT_CACHE}"),
+        ({"head_dim": 48}, {}, f"this device has no kernels for {HEAD_SIZES}"),
+        (
+            {"head_dim": 48, "intermediate_size": 80, "hidden_size": 24}, {"kv_cache_dtype": "float32"},
+            "this device has no kernels for linear layers of 24, 80 columns (only multiples of 32); "
+            f"{HEAD_SIZES}; {FLOAT_CACHE}",
+        ),
+        ({}, {"idle_timeout": 60.0}, "idle_timeout cannot be used with this device"),
     ],
-)
-def test_what_the_device_cannot_do_is_refused_at_the_start(options, says):
-    weights = tiny_weights("bfloat16", **TENSOR_CORES)
-    with emulated_device() as plugin, pytest.raises(ValueError, match=says):
-        _testing.cuda_engine(weights, tiny_models.engine_config(**options), plugin, dtype="bfloat16")
+)  # fmt: skip
+def test_what_the_device_cannot_do_is_refused_at_the_start(shape, options, says):
+    weights = tiny_weights("bfloat16", **(TENSOR_CORES | shape))
+    config = tiny_models.engine_config(**({"kv_cache_dtype": "bfloat16"} | options))
+    with emulated_device() as plugin, pytest.raises(ValueError, match=re.escape(says)):
+        _testing.cuda_engine(weights, config, plugin, dtype="bfloat16")
+
+
+def test_float_weights_beside_others_are_refused_at_the_start():
+    weights = tiny_weights("float32", **TENSOR_CORES)
+    config = tiny_models.engine_config(kv_cache_dtype="bfloat16")
+    with emulated_device() as plugin, pytest.raises(ValueError, match="weights of float32 beside others"):
+        _testing.cuda_engine(weights, config, plugin, dtype="bfloat16")
+
+
+def test_in_float_a_column_count_without_kernels_is_refused_at_the_start():
+    weights = tiny_weights(intermediate_size=100)
+    with emulated_device() as plugin, pytest.raises(ValueError, match="linear layers of 100 columns"):
+        _testing.cuda_engine(weights, tiny_models.engine_config(), plugin)

@@ -109,7 +109,7 @@ void register_backend(py::module_& m) {
       .def(
           "reserve",
           [](TestBackend& test, int tokens, int sequences, int context_len, int input_cols, const HeadShape& shape) {
-            test.backend->reserve({tokens, sequences, context_len, input_cols, shape, 1, 0, 0});
+            test.backend->reserve({tokens, sequences, context_len, input_cols, shape, 0, 0});
           },
           py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("context_len"), py::arg("input_cols"),
           py::arg("shape"))

@@ -104,7 +104,6 @@ class Drawer {
                        .context_len = context_len,
                        .input_cols = 32,
                        .shape = {1, 1, 32},
-                       .input_unit = 32,
                        .result_rows = rows,
                        .result_cols = vocab,
                        .top_logprobs = top_logprobs});

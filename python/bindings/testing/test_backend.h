@@ -50,7 +50,7 @@ struct TestBackend {
   TestBackend(int threads, const std::string& isa) : pool(threads), backend(make_cpu_backend(pool, isa)) {
     constexpr int kMostRows = 600;
     constexpr int kWidestMatrix = 8192;
-    backend->reserve({kMostRows, 1, 1, kWidestMatrix, {1, 1, 2}, 1, 0, 0});  // for operations that need no attention
+    backend->reserve({kMostRows, 1, 1, kWidestMatrix, {1, 1, 2}, 0, 0});  // for operations that need no attention
   }
   // Runs one operation as a step of its own; how often it allocated.
   template <typename Operation>
