@@ -60,10 +60,11 @@ device::Packing packing_of(WeightFormat format) {
     case WeightFormat::kU6K:
       return device::Packing::kU6K;
     case WeightFormat::kU4G64:
+      return device::Packing::kU4G64;
     case WeightFormat::kU4G128:
-      break;
+      return device::Packing::kU4G128;
   }
-  throw InternalError("no CUDA kernel takes these weights");
+  throw InternalError("unknown format of weights");
 }
 
 device::Rows rows_of(const TensorView& view) {

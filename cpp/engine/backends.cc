@@ -34,12 +34,6 @@ std::unique_ptr<Backend> make_backend(ThreadPool& pool, const DeviceOptions& dev
     if (device.times_steps) throw std::invalid_argument("times_steps is for a GPU: a CPU's steps have no gaps");
     return make_backend(pool, device.isa);
   }
-  for (const auto& [name, format] : formats) {
-    if (format == WeightFormat::kU4G64 || format == WeightFormat::kU4G128) {
-      throw std::invalid_argument("weights of " + std::string(weight_format_name(format)) +
-                                  " run on the CPU alone; int4 has groups that CUDA takes, too");
-    }
-  }
   const bool all_float =
       std::all_of(formats.begin(), formats.end(), [](const auto& each) { return each.second == WeightFormat::kF32; });
   return make_cuda_backend(cuda_table(), {.device_index = kDeviceIndex,

@@ -19,7 +19,7 @@ enum class Code : std::int32_t {
 
 enum class Element : std::int32_t { kF32, kBf16, kF16, kF8, kInt8 };  // kF8: 4 bits of exponent, 3 of fraction
 // The formats of cpp/quant/weight_format.h.
-enum class Packing : std::int32_t { kF32, kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K };
+enum class Packing : std::int32_t { kF32, kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K, kU4G64, kU4G128 };
 enum class Gate : std::int32_t { kSilu, kGeluTanh };
 
 using Stream = void*;

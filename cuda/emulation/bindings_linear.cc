@@ -9,7 +9,7 @@ namespace llmsrv::emulation {
 
 cuda::PackedFormat format_named(const std::string& name) {
   using F = cuda::PackedFormat;
-  constexpr std::array<std::pair<const char*, F>, 10> kNames = {{{"f32", F::kF32},
+  constexpr std::array<std::pair<const char*, F>, 12> kNames = {{{"f32", F::kF32},
                                                                  {"bf16", F::kBf16},
                                                                  {"q4_1", F::kU4},
                                                                  {"q4_0", F::kU4Zero},
@@ -18,7 +18,9 @@ cuda::PackedFormat format_named(const std::string& name) {
                                                                  {"q8_0", F::kS8},
                                                                  {"q4_k", F::kU4K},
                                                                  {"q5_k", F::kU5K},
-                                                                 {"q6_k", F::kU6K}}};
+                                                                 {"q6_k", F::kU6K},
+                                                                 {"int4-g64", F::kU4G64},
+                                                                 {"int4-g128", F::kU4G128}}};
   for (const auto& [known, format] : kNames) {
     if (name == known) return format;
   }

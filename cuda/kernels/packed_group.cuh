@@ -11,7 +11,7 @@
 namespace llmsrv::cuda {
 
 // The formats of cpp/quant/weight_format.h. Tensor cores take all but kF32.
-enum class PackedFormat { kF32, kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K };
+enum class PackedFormat { kF32, kBf16, kU4, kU4Zero, kU5, kU5Zero, kS8, kU4K, kU5K, kU6K, kU4G64, kU4G128 };
 
 // How a format's integers become weights.
 struct FormatTraits {
@@ -40,6 +40,10 @@ __host__ __device__ constexpr FormatTraits traits_of(PackedFormat format) {
       return {packed::kU5K, 0, true, true, false};
     case PackedFormat::kU6K:
       return {packed::kU6K, 32, false, true, true};
+    case PackedFormat::kU4G64:
+      return {packed::kU4G64, 0, true, false, false};
+    case PackedFormat::kU4G128:
+      return {packed::kU4G128, 0, true, false, false};
     case PackedFormat::kF32:
       // As if a group of 32 columns were a superblock: 32 lines of a column.
       return {{1, 32 * packed::kLineBytes, 0, 0, 0, 0, 0, 0, 32 * packed::kLineBytes}, 0, false, false, false};
@@ -107,7 +111,7 @@ template <PackedFormat kFormat>
 __device__ inline void load_scales(const unsigned char* superblock, int group, int half, int row, PackedGroup& to) {
   constexpr FormatTraits kTraits = traits_of(kFormat);
   constexpr packed::Superblock kLayout = kTraits.layout;
-  const int at = group * packed::kPanelRows + row;
+  const int at = group / kLayout.groups_per_scale * packed::kPanelRows + row;
   if constexpr (kFormat == PackedFormat::kBf16) {
     to.scales[0][half] = to.scales[1][half] = 1.0f;
   } else if constexpr (kTraits.has_half_scales) {

@@ -37,6 +37,10 @@ void with_format(PackedFormat format, const F& f) {
       return f(FormatConstant<PackedFormat::kU5K>{});
     case PackedFormat::kU6K:
       return f(FormatConstant<PackedFormat::kU6K>{});
+    case PackedFormat::kU4G64:
+      return f(FormatConstant<PackedFormat::kU4G64>{});
+    case PackedFormat::kU4G128:
+      return f(FormatConstant<PackedFormat::kU4G128>{});
   }
 }
 

@@ -56,6 +56,10 @@ PackedFormat packed_format(device::Packing packing) {
       return PackedFormat::kU5K;
     case device::Packing::kU6K:
       return PackedFormat::kU6K;
+    case device::Packing::kU4G64:
+      return PackedFormat::kU4G64;
+    case device::Packing::kU4G128:
+      return PackedFormat::kU4G128;
   }
   throw std::invalid_argument("a packing without a kernel");
 }

@@ -14,7 +14,7 @@ from machine import (
     values_of,
     with_gaps,
 )
-from quant_blocks import BLOCK_FORMATS, ordinary_blocks
+from quant_blocks import BLOCK_FORMATS, GROUP_FORMATS, ordinary_blocks, scale_cols
 from row_cases import as_read, numbers
 
 from llmsrv import _testing
@@ -22,17 +22,29 @@ from llmsrv import _testing
 ABSOLUTE = 3e-6  # float sums of exact products
 FUSED_ISAS = [isa for isa in _testing.available_cpu_isas() if isa in ("avx2", "avx512")]
 RELATIVE = {"f32": 1e-6, "bf16": 2.0**-8}
+# Of groups that share a scale only those have a layout of their own.
+QUANTIZED = [*BLOCK_FORMATS, "int4-g64", "int4-g128"]
 
 
 def random_matrix(format_name, rows, cols, rng):
     matrix = _testing.PackedMatrix(format_name, rows, cols)
     if format_name in ("f32", "bf16"):
         matrix.set_rows(0, rows, "f32", numbers(rng, rows, cols).tobytes())
+    elif format_name in GROUP_FORMATS:
+        matrix.set_rows(0, rows, "f32", (0.02 * numbers(rng, rows, cols)).tobytes())
     else:
         block_cols, _ = _testing.source_block(format_name)
         blocks = ordinary_blocks(rng, format_name, rows * (cols // block_cols))
         matrix.set_rows(0, rows, format_name, blocks.tobytes())
     return matrix
+
+
+def whole_groups(format_name, cols, superblocks=1):
+    """The columns, rounded up to whole groups; of K formats so many superblocks."""
+    if format_name.endswith("_k"):
+        return superblocks * 256
+    unit = scale_cols(format_name) if format_name in QUANTIZED else 32
+    return -(-cols // unit) * unit
 
 
 def packed(format_name, rows, cols, rng):
@@ -67,8 +79,8 @@ def check(machine, format_name, tokens, rows, cols, out_dtype="f32", with_bias=F
 
 @kernel_case
 def linear_in_every_format(machine):
-    for format_name in ["bf16", *BLOCK_FORMATS]:
-        cols = 512 if format_name.endswith("_k") else 160
+    for format_name in ["bf16", *QUANTIZED]:
+        cols = whole_groups(format_name, 160, superblocks=2)
         check(machine, format_name, tokens=1, rows=17, cols=cols)
         check(machine, format_name, tokens=9, rows=16, cols=cols)
 
@@ -78,6 +90,9 @@ def linear_at_ragged_shapes(machine):
     for tokens, rows, cols in [(0, 16, 32), (1, 1, 32), (8, 33, 96), (33, 15, 64), (31, 5, 1056)]:
         check(machine, "q4_1", tokens, rows, cols)
         check(machine, "bf16", tokens, rows, cols)
+    for tokens, rows, groups in [(1, 1, 1), (9, 33, 5), (33, 15, 3)]:  # a warp's columns may end within a group
+        check(machine, "int4-g64", tokens, rows, 64 * groups, "bf16", with_bias=True)
+        check(machine, "int4-g128", tokens, rows, 128 * groups, adds=True)
     check(machine, "q8_0", 3, 20, 64, "bf16", with_bias=True)
     check(machine, "q4_0", 10, 20, 64, "bf16", adds=True)
     check(machine, "q4_0", 10, 20, 64, "f32", with_bias=True, adds=True)
@@ -85,8 +100,8 @@ def linear_at_ragged_shapes(machine):
 
 @kernel_case
 def linear_of_many_tokens(machine):
-    for format_name in ["bf16", *BLOCK_FORMATS]:
-        cols = 512 if format_name.endswith("_k") else 352
+    for format_name in ["bf16", *QUANTIZED]:
+        cols = whole_groups(format_name, 352, superblocks=2)
         check(machine, format_name, tokens=33, rows=20, cols=cols)
     check(machine, "bf16", 65, 150, 32, "bf16", with_bias=True)
     check(machine, "q4_0", 64, 129, 96, "f32", with_bias=True, adds=True)
@@ -95,8 +110,8 @@ def linear_of_many_tokens(machine):
 @kernel_case
 def unpack(machine):
     rng = np.random.default_rng(22)
-    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
-        cols = 256 if format_name.endswith("_k") else 32 if format_name == "q5_0" else 288
+    for format_name in ["f32", "bf16", *QUANTIZED]:
+        cols = 32 if format_name == "q5_0" else whole_groups(format_name, 288)
         matrix = random_matrix(format_name, 21, cols, rng)
         whole, out = unwritten_with_gaps(21, cols, "bf16")
         machine.run("unpack", {"out": out}, weights=panels_of(matrix), format=format_name)
@@ -106,8 +121,8 @@ def unpack(machine):
 @further_case
 def a_row_of_a_linear_layer_has_the_same_bits_beside_any_others(machine):
     rng = np.random.default_rng(9)
-    for format_name in ("q4_1", "q6_k", "bf16"):
-        cols = 512 if format_name == "q6_k" else 320
+    for format_name in ("q4_1", "q6_k", "bf16", "int4-g64", "int4-g128"):
+        cols = whole_groups(format_name, 320, superblocks=2)
         panels, _ = packed(format_name, 32, cols, rng)
         source = stored(numbers(rng, 70, cols), "bf16")
         bias = stored(numbers(rng, 32), "f32")
@@ -126,8 +141,8 @@ def a_row_of_a_linear_layer_has_the_same_bits_beside_any_others(machine):
 
 @kernel_case
 def linear_of_floats_in_every_format(machine):
-    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
-        cols = 256 if format_name.endswith("_k") else 96
+    for format_name in ["f32", "bf16", *QUANTIZED]:
+        cols = whole_groups(format_name, 96)
         check_float(machine, format_name, tokens=1, rows=17, cols=cols)
         check_float(machine, format_name, tokens=5, rows=16, cols=cols, with_bias=True)
 
@@ -165,8 +180,8 @@ def check_float(machine, format_name, tokens, rows, cols, with_bias=False, adds=
 @kernel_case
 def embed(machine):
     rng = np.random.default_rng(21)
-    for format_name in ["f32", "bf16", *BLOCK_FORMATS]:
-        cols = 768 if format_name.endswith("_k") else 96
+    for format_name in ["f32", "bf16", *QUANTIZED]:
+        cols = whole_groups(format_name, 96, superblocks=3)
         matrix = random_matrix(format_name, 35, cols, rng)
         for ids, scale in ([], 1.0), ([34, 0, 17, 17], 1.0), ([15, 16], 27.7):
             whole, out = unwritten_with_gaps(len(ids), cols, "f32")

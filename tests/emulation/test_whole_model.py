@@ -99,6 +99,18 @@ def test_a_step_waits_once_and_takes_no_memory():
     assert after["synchronizations"] - before["synchronizations"] == steps > 8
 
 
+@pytest.mark.parametrize("dtype", ["int4-g64", "int4-g128", "int8-g128"])
+def test_weights_in_larger_groups_are_multiplied(dtype):
+    """The CPU rounds activations to 8 bits, the device in float32 mode does not."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32}
+    weights = tiny_weights(dtype, num_layers=1, **sizes)
+    tokens = harness.prompt(7, 9)
+    expected = _testing.forward_logits(weights, tokens, chunk=9)
+    with emulated_device() as plugin:
+        actual = _testing.cuda_last_logits(weights, tokens, plugin, chunk=9)
+    assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize("graphs", [False, True])
 def test_steps_are_timed_by_the_device_and_by_the_host(graphs):
     weights = tiny_weights()
