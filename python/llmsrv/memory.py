@@ -93,15 +93,18 @@ def blamed(name: str | None) -> Iterator[None]:
 
 def plan_together(models: Mapping[str, tuple[PlannedModel, EngineOptions]], available: int) -> list[Planned]:
     """A plan for each model, by name. If several do not fit into the `available` bytes as they would alone, the KV
-    caches whose size is left open get equal shares of what the rest leaves.
+    caches whose size is left open get equal shares of what the rest leaves. On a GPU that is the memory which
+    gpu_memory_utilization allows, whatever is available.
 
-    Raises ValueError for what does not fit a model.
+    Raises ValueError for what does not fit a model. REQUIRES: one device and one gpu_memory_utilization
     """
     planned = []
     for name, (model, options) in models.items():
         with blamed(name if len(models) > 1 else None):
             planned.append(_planned(name, model, options))
-    return _with_shares(planned, models, available)
+    if len(planned) == 1:
+        return planned
+    return _with_shares(planned, models, _usable(planned[0].config) if _is_on_gpu(planned[0]) else available)
 
 
 def _with_shares(
@@ -109,9 +112,9 @@ def _with_shares(
 ) -> list[Planned]:
     """The same plans with shares of what is left, where these help."""
     left_open = [i for i, (_, options) in enumerate(models.values()) if options.kv_cache_memory is None]
-    over = _needed(planned) - available
+    over = sum(_on_device(each) for each in planned) - available
     left = sum(planned[i].plan.kv_cache_bytes for i in left_open) - over
-    if len(planned) == 1 or over <= 0 or left <= 0:
+    if over <= 0 or left <= 0:
         return planned
     shared = list(planned)
     left_open.sort(key=lambda i: planned[i].plan.kv_cache_bytes)
@@ -132,6 +135,15 @@ def _planned(name: str, model: PlannedModel, options: EngineOptions) -> Planned:
     return Planned(name=name, model=model, config=config, plan=plan_memory(model, config), notes=notes)
 
 
+def _is_on_gpu(planned: Planned) -> bool:
+    return planned.config.device == "cuda"
+
+
+def _on_device(planned: Planned) -> int:
+    """Bytes of the device's memory; the swap space is the host's."""
+    return planned.plan.total_bytes - (planned.plan.swap_bytes if _is_on_gpu(planned) else 0)
+
+
 def _needed(planned: Sequence[Planned]) -> int:
     return sum(each.plan.total_bytes for each in planned)
 
@@ -149,7 +161,7 @@ def fit(model: PlannedModel, options: EngineOptions, report: Callable[[str], Non
     block_bytes = plan_memory(model, replace(options, max_model_len=2, kv_cache_memory=_PROBE_BYTES)).kv_block_bytes
     memory, max_len = options.kv_cache_memory, options.max_model_len
     if memory is None and options.device == "cuda":
-        memory = _device_kv_bytes(model, options, *device_memory())
+        memory = _device_kv_bytes(model, options)
     if max_len is None:
         fitting = (memory or DEFAULT_KV_CACHE_BYTES) // block_bytes * block_size
         max_len = max(min(own, fitting), 2)
@@ -190,9 +202,10 @@ def check_device_plans(plans: Sequence["_core.MemoryPlan"], *, free: int, host: 
     needed = sum(plan.total_bytes for plan in plans) - swap
     if needed > free:
         caches = sum(plan.kv_cache_bytes for plan in plans)
+        who = "the plan needs" if len(plans) == 1 else f"the plans of {len(plans)} models need"
         raise ValueError(
-            f"not enough memory on the GPU: the plan needs {_mebibytes(needed)}, of which the KV cache takes "
-            f"{_mebibytes(caches)}; free are {_mebibytes(free)}"
+            f"not enough memory on the GPU: {who} {_mebibytes(needed)}, {_mebibytes(caches)} of it for keys and "
+            f"values; free are {_mebibytes(free)}"
         )
     if swap > host:
         raise ValueError(
@@ -312,12 +325,17 @@ def available_bytes() -> int:
     return min([_number_after("MemAvailable:", Path("/proc/meminfo")) << 10, *_left_in_container()])
 
 
-def _device_kv_bytes(model: PlannedModel, options: EngineOptions, total: int, free: int) -> int:
+def _usable(options: EngineOptions) -> int:
+    """Bytes of the GPU that gpu_memory_utilization allows and that are free."""
+    total, free = device_memory()
+    return min(int(total * (options.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION)), free)
+
+
+def _device_kv_bytes(model: PlannedModel, options: EngineOptions) -> int:
     """What gpu_memory_utilization leaves for the KV cache beside weights and workspace; at least a byte."""
     longest = options.max_model_len or model.spec.max_position
     plan = plan_memory(model, replace(options, max_model_len=longest, kv_cache_memory=_PROBE_BYTES))
-    share = options.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
-    return max(min(int(total * share), free) - plan.weights_bytes - plan.workspace_bytes, 1)
+    return max(_usable(options) - plan.weights_bytes - plan.workspace_bytes, 1)
 
 
 def _largest_that_fits(model: PlannedModel, config: EngineOptions, available: int) -> tuple[int, int] | None:

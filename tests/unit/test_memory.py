@@ -15,6 +15,7 @@ from llmsrv.memory import (
     describe_room,
     fit,
     plan_memory,
+    plan_together,
 )
 
 MIB = 1 << 20
@@ -249,11 +250,42 @@ def test_a_share_without_room_names_what_is_needed(gpu):
         planned(device="cuda", gpu_memory_utilization=0.001)
 
 
+def gpu_plans(*asked):
+    options = {"threads": 1, "device": "cuda", "max_num_batched_tokens": 64, "swap_space": MIB}
+    models = {f"m{i}": (model_of(1000), EngineOptions(model="m", **(options | each))) for i, each in enumerate(asked)}
+    return [each.plan for each in plan_together(models, available=1 << 40)]
+
+
+def on_gpu(plans):
+    return sum(plan.total_bytes - plan.swap_bytes for plan in plans)
+
+
+@pytest.mark.parametrize(("share", "used"), [(None, 80 * MIB), (0.5, 50 * MIB)])
+def test_models_on_a_gpu_share_what_one_would_take(gpu, share, used):
+    plans = gpu_plans(*[{"gpu_memory_utilization": share}] * 3)
+    check_device_plans(plans, free=80 * MIB, host=3 * MIB)
+    assert used - 3 * TOKEN_BYTES * 16 < on_gpu(plans) <= used
+    assert max(plan.kv_blocks for plan in plans) - min(plan.kv_blocks for plan in plans) <= 1
+
+
+def test_an_explicit_kv_cache_leaves_the_others_the_rest_of_the_gpu(gpu):
+    plans = gpu_plans({}, {"kv_cache_memory": 10 * MIB}, {})
+    assert plans[1].kv_cache_bytes == 10 * MIB
+    assert plans[0].kv_cache_bytes > 25 * MIB
+    assert 80 * MIB - 2 * TOKEN_BYTES * 16 < on_gpu(plans) <= 80 * MIB
+
+
+def test_models_whose_rest_fills_the_gpu_are_refused(gpu):
+    plans = gpu_plans({"kv_cache_memory": 70 * MIB}, {"kv_cache_memory": 20 * MIB})
+    with pytest.raises(ValueError, match="not enough memory on the GPU: the plans of 2 models need"):
+        check_device_plans(plans, free=80 * MIB, host=2 * MIB)
+
+
 def test_a_plan_beyond_the_gpu_is_refused():
     plan = planned(kv_cache_memory=10 * MIB, swap_space=5 * MIB)[2]
-    on_gpu = plan.total_bytes - plan.swap_bytes
-    check_device_plans([plan], free=on_gpu, host=plan.swap_bytes)
+    taken = on_gpu([plan])
+    check_device_plans([plan], free=taken, host=plan.swap_bytes)
     with pytest.raises(ValueError, match="not enough memory on the GPU"):
-        check_device_plans([plan], free=on_gpu - 1, host=plan.swap_bytes)
+        check_device_plans([plan], free=taken - 1, host=plan.swap_bytes)
     with pytest.raises(ValueError, match="the swap space needs"):
-        check_device_plans([plan], free=on_gpu, host=plan.swap_bytes - 1)
+        check_device_plans([plan], free=taken, host=plan.swap_bytes - 1)
