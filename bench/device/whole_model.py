@@ -195,5 +195,6 @@ def decode_row(job, engine, weights, name, load):
 def between_steps(engine, output):
     """(gap as a share of a step, host milliseconds per step, steps) of those that just ran: `output` tokens of each."""
     times = engine.step_times()[-output // 2 :]  # the first half starts the batch
-    gap, device = (statistics.median(values) for values in zip(*((each.gap_s, each.device_s) for each in times)))
-    return gap / (gap + device), 1e3 * statistics.median(each.host_s for each in times), len(times)
+    names = ("gap_s", "device_s", "host_s")
+    gap, device, host = (statistics.median(getattr(each, name) for each in times) for name in names)
+    return gap / (gap + device), 1e3 * host, len(times)

@@ -323,8 +323,8 @@ class StateStats:
     seconds: float
 
 class StepTimes:
-    """A step: time of the device from its begin to its end, and since the end of the step before; time of the host up to
-    the next step, without what it waited for the device.
+    """A step: time of the device from its begin to its end, and since the end of the step before; time of the host up
+    to the next step, without what it waited for the device.
     """
 
     device_s: float

@@ -169,21 +169,24 @@ def test_only_a_gpu_times_steps():
 def test_every_wait_of_the_host_code_is_needed():
     weights = tiny_weights(num_layers=1)
     tokens = harness.prompt(3, 60)
+    table, picks = np.arange(80, dtype=np.float32).reshape(10, 8), [[7, 1, 4], [2, 9, 0]]
 
-    def logits(order, left_out=""):
+    def results(order, left_out=""):
         with emulated_device(order) as plugin:
             _emulated.leave_out_wait(left_out)
-            return _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, swaps=True)
+            logits = _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, swaps=True)
+            return np.concatenate([logits, *_testing.cuda_gathered_rows(table, picks, plugin)], axis=None)
 
     _emulated.forget_waits()
-    right = {order: logits(order) for order in ORDERS}
+    right = {order: results(order) for order in ORDERS}
     assert np.array_equal(right["late"], right["others first"])
+    assert np.array_equal(right["late"][-48:], table[picks].ravel())
     waits = _emulated.reached_waits()
-    assert len(waits) >= 5
+    assert len(waits) >= 6
 
     def compare(order, wait):
         faulthandler.disable()
-        sys.exit(0 if np.array_equal(logits(order, wait), right[order]) else 1)
+        sys.exit(0 if np.array_equal(results(order, wait), right[order]) else 1)
 
     def is_noticed(order, wait):
         """In a process of its own: what was never copied may lead a kernel anywhere."""

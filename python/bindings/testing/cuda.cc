@@ -60,6 +60,31 @@ py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<To
   return result;
 }
 
+// Rows of the table, one pick after the other; nobody waits before the last one. Results: [rows, cols] each.
+std::vector<py::array_t<float>> cuda_gathered_rows(Floats table, const std::vector<std::vector<int>>& picks,
+                                                   const py::capsule& plugin) {
+  const TensorView on_host = view(table);
+  const std::unique_ptr<Backend> backend = make_cuda_backend(table_of(plugin), options_of("float32"));
+  backend->reserve({1, 1, 1, on_host.cols, {1, 1, 2}, on_host.rows, on_host.cols});
+  const std::size_t bytes = static_cast<std::size_t>(on_host.rows) * static_cast<std::size_t>(on_host.cols) * 4;
+  const std::unique_ptr<Buffer> pinned = backend->allocate(bytes, MemoryPlace::kHost);  // kernels read it, too
+  std::memcpy(pinned->data(), on_host.data, bytes);
+  const auto at = [&](const Buffer& buffer, std::size_t rows) {
+    return TensorView::f32(reinterpret_cast<float*>(buffer.data()), static_cast<int>(rows), on_host.cols);
+  };
+  std::vector<std::unique_ptr<Buffer>> outs;
+  for (const std::vector<int>& rows : picks) {
+    outs.push_back(backend->allocate(bytes, MemoryPlace::kDevice));
+    backend->gather_rows(at(*pinned, static_cast<std::size_t>(on_host.rows)), rows, at(*outs.back(), rows.size()));
+  }
+  std::vector<py::array_t<float>> results;
+  for (std::size_t i = 0; i < picks.size(); ++i) {
+    const TensorView rows = backend->to_host(at(*outs[i], picks[i].size()));
+    results.emplace_back(std::vector<py::ssize_t>{rows.rows, rows.cols}, static_cast<const float*>(rows.data));
+  }
+  return results;
+}
+
 }  // namespace
 
 void register_cuda(py::module_& module) {
@@ -68,6 +93,7 @@ void register_cuda(py::module_& module) {
   module.def("cuda_last_logits", &cuda_last_logits, py::arg("weights"), py::arg("tokens"), py::arg("plugin"),
              py::kw_only(), py::arg("chunk"), py::arg("kv_cache_dtype") = "float32", py::arg("dtype") = "float32",
              py::arg("swaps") = false, py::arg("times_steps") = false);
+  module.def("cuda_gathered_rows", &cuda_gathered_rows, py::arg("table"), py::arg("picks"), py::arg("plugin"));
 }
 
 }  // namespace llmsrv::testing
