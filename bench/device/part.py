@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import anchors
+import determinism
 import tables
 import whole_model
 from bench_device import open_device
@@ -21,6 +22,7 @@ PARTS = {
     "decode attention": tables.decode_attention,
     "prefill attention": tables.prefill_attention,
     "linear": tables.linear,
+    "determinism": determinism.determinism,
     "anchors": anchors.anchors,
     "whole model": whole_model.whole_model,
 }
@@ -77,6 +79,7 @@ class Job:
 
 FIGURES = {
     "us", "gb_per_s", "tflop_per_s", "share", "ms", "tokens_per_s", "gap_share", "host_ms", "processor_ms",
+    "own_us", "free_us", "fixed_us", "unpack_us", "rows_min",
 }  # fmt: skip
 
 

@@ -10,8 +10,10 @@
 #include "cpp/cuda/constants.h"
 #include "cpp/cuda/device.h"
 #include "cpp/cuda/lacking_kernels.h"
+#include "cpp/cuda/library_linear.h"
 #include "cpp/cuda/step_clock.h"
 #include "cpp/cuda/step_memory.h"
+#include "cpp/cuda/warp_groups.h"
 #include "cpp/sample/sampler.h"
 
 namespace llmsrv {
@@ -95,13 +97,19 @@ class CudaBackend final : public Backend {
         computed_(device_),
         moved_(device_),
         picked_(device_),
+        has_warp_groups_(uses_warp_groups(device_, compute_, options.deterministic)),
         graphs_(device_, compute_) {
     if (options.times_steps) clock_.emplace(device_);
+    if (!options.deterministic && inner_dtype_ == DType::kBf16) {
+      library_.emplace(device_, options.library_rows.value_or(LibraryLinear::kRowsMin));
+    }
   }
 
   std::string description() const override {
     return std::string("cuda (") + device_.properties().name +
-           (inner_dtype_ == DType::kF32 ? ", float32 arithmetic)" : ")");
+           (inner_dtype_ == DType::kF32 ? ", float32 arithmetic" : "") +
+           (has_warp_groups_ ? ", prompts by warp groups" : "") +
+           (library_ ? ", not deterministic, " + library_->description() : "") + ")";
   }
 
   std::vector<std::string> lacks(const KernelNeeds& needs) const override {
@@ -110,7 +118,7 @@ class CudaBackend final : public Backend {
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
     return rounded_up(ready_bytes(limits)) + rounded_up(partials_bytes(limits)) + rounded_up(picks_bytes(limits)) +
-           rounded_up(StepMemory::bytes(limits));
+           rounded_up(StepMemory::bytes(limits)) + (library_ ? library_->bytes(limits) : 0);
   }
 
   void reserve(const StepLimits& limits) override {
@@ -123,6 +131,7 @@ class CudaBackend final : public Backend {
     picks_staging_.emplace(device_, picks_bytes(limits), MemoryPlace::kHost);
     results_.emplace(device_, results_bytes(limits), MemoryPlace::kHost);
     sampler_.emplace(limits.result_cols, limits.result_rows, alone_);
+    if (library_) library_->reserve(limits);
   }
 
   std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
@@ -205,10 +214,10 @@ class CudaBackend final : public Backend {
     const float* bias_on_device = constants_->of(bias);
     int first_row = 0;
     for (const PackedMatrix& weight : weights) {
-      run(launches_.linear,
-          device::Linear{rows_of(ready), weights_of(weight),
-                         bias_on_device != nullptr ? bias_on_device + first_row : nullptr,
-                         rows_of(out.slice_cols(first_row, weight.rows())), mode == Accumulate::kAdd ? 1 : 0});
+      const device::Linear linear{rows_of(ready), weights_of(weight),
+                                  bias_on_device != nullptr ? bias_on_device + first_row : nullptr,
+                                  rows_of(out.slice_cols(first_row, weight.rows())), mode == Accumulate::kAdd ? 1 : 0};
+      library_ && library_->takes(linear) ? library_->run(linear, compute_) : run(launches_.linear, linear);
       first_row += weight.rows();
     }
   }
@@ -269,6 +278,7 @@ class CudaBackend final : public Backend {
         .soft_cap = options.soft_cap.value_or(0.0f),
         .has_soft_cap = options.soft_cap ? 1 : 0,
         .by_segments = 0,
+        .by_warp_groups = has_warp_groups_ ? 1 : 0,
         .partials = reinterpret_cast<float*>(partials_->data()),
         .partial_count = StepMemory::partials_max(limits_, launches_.segment_keys),
     };
@@ -329,7 +339,7 @@ class CudaBackend final : public Backend {
             matrix.cols()};
   }
   static device::KvBlocks blocks_of(const KvLayer& cache, const HeadShape& shape) {
-    return {cache.data, element_of(cache.dtype), shape.kv_heads, cache.block_size, shape.head_dim};
+    return {cache.data, element_of(cache.dtype), cache.blocks, shape.kv_heads, cache.block_size, shape.head_dim};
   }
 
   std::size_t ready_bytes(const StepLimits& limits) const {
@@ -357,8 +367,10 @@ class CudaBackend final : public Backend {
   const DeviceEvent computed_;  // on compute_, before the newest copies
   const DeviceEvent moved_;     // on copies_, after them
   const DeviceEvent picked_;    // on compute_, after the newest copy of picks_staging_
+  const bool has_warp_groups_;  // for prompts
   StepGraphs graphs_;
   StepLimits limits_;
+  std::optional<LibraryLinear> library_;  // where promise P3 was given up
   std::optional<Constants> constants_;
   std::optional<StepMemory> step_memory_;
   std::optional<DeviceBuffer> ready_;     // [tokens, input_cols]: rows after a prologue

@@ -5,10 +5,11 @@
 // the swap pool on a second; events order the two where one touches what the other does. The host waits in to_host()
 // and finish(), so once per step that samples. A step that only decodes is a graph: one call for all of its launches.
 // Arithmetic: the residual stream and logits are float. Within a layer float32 mode is float throughout, in the CPU's
-// order of sums; otherwise bf16, with float sums. P3 holds for a fixed device and build.
+// order of sums; otherwise bf16, with float sums. P3 holds for a fixed device and build, unless it is given up.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cpp/ops/backend.h"
@@ -18,9 +19,11 @@ namespace llmsrv {
 
 struct CudaOptions {
   int device_index = 0;
-  DType inner_dtype = DType::kBf16;  // or kF32: slower, for weights that are float32
-  bool graphs = true;                // of decode steps
-  bool times_steps = false;          // for step_times()
+  DType inner_dtype = DType::kBf16;      // or kF32: slower, for weights that are float32
+  bool graphs = true;                    // of decode steps
+  bool times_steps = false;              // for step_times()
+  bool deterministic = true;             // promise P3
+  std::optional<int> library_rows = {};  // without it, from so many rows on: tests have smaller steps
 };
 
 // Throws DeviceError when the device cannot be used. REQUIRES: table.abi == kPluginAbi; `table` stays valid for good

@@ -25,6 +25,7 @@ class Device {
 
   const device::Properties& properties() const { return properties_; }
   const device::LaunchTable& launches() const { return *table_.launches; }
+  const device::ProductTable& products() const { return *table_.products; }
   const device::RuntimeTable& runtime() const { return *table_.runtime; }
   // Makes this device the calling thread's.
   void select() const { check(runtime().select(index_)); }

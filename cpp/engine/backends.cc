@@ -38,7 +38,8 @@ std::unique_ptr<Backend> make_backend(ThreadPool& pool, const DeviceOptions& dev
       std::all_of(formats.begin(), formats.end(), [](const auto& each) { return each.second == WeightFormat::kF32; });
   return make_cuda_backend(cuda_table(), {.device_index = kDeviceIndex,
                                           .inner_dtype = all_float ? DType::kF32 : DType::kBf16,
-                                          .times_steps = device.times_steps});
+                                          .times_steps = device.times_steps,
+                                          .deterministic = device.deterministic});
 }
 
 std::vector<std::string> available_isas() { return available_cpu_isas(); }

@@ -17,8 +17,9 @@ enum class DeviceKind { kCpu, kCuda };
 
 struct DeviceOptions {
   DeviceKind kind = DeviceKind::kCpu;
-  std::string isa;           // as for make_backend()
-  bool times_steps = false;  // a GPU's, for Engine::step_times()
+  std::string isa;            // as for make_backend()
+  bool times_steps = false;   // a GPU's, for Engine::step_times()
+  bool deterministic = true;  // promise P3; the CPU keeps it anyway
 };
 
 // The CPU. `isa` forces a kernel table; empty lets the environment (LLMSRV_ISA), then the machine decide.

@@ -35,6 +35,7 @@ struct EngineConfig {
   int max_choices = 128;                         // largest n
   bool prefix_cache = true;                      // share computed prefixes between requests
   int prefix_hash_bits = 128;                    // of the prefix index; shorter only to test what collisions do
+  bool deterministic = true;                     // promise P3; without it a device may choose faster products
   std::vector<TokenId> eos_token_ids;            // the model's own
 };
 

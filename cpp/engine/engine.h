@@ -49,7 +49,8 @@ using BackendFactory = std::function<std::unique_ptr<Backend>(ThreadPool& pool)>
 class Engine {
  public:
   // Takes all memory and starts the engine thread. Throws std::invalid_argument for missing weights, a config that does
-  // not fit, too little memory, or an impossible device. REQUIRES: there is a team
+  // not fit, too little memory, or an impossible device. The config says whether it is deterministic. REQUIRES: there
+  // is a team
   Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
          const DeviceOptions& device);
   // The same, on a backend of the caller's making.

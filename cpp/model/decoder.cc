@@ -129,11 +129,14 @@ TensorView Decoder::logits(std::span<const int> rows) {
 
 StepLimits Decoder::step_limits(const ModelSpec& spec, const DecoderLimits& limits) {
   const int query_cols = spec.heads().query_cols();
+  const int hidden_rows = std::max({spec.heads().qkv_cols(), 2 * spec.intermediate_size, spec.vocab_size});
+  const std::size_t values = static_cast<std::size_t>(hidden_rows) * static_cast<std::size_t>(spec.hidden_size);
   return {.tokens = std::max(limits.tokens, limits.logits_rows),
           .sequences = limits.sequences,
           .context_len = limits.context_len,
           .input_cols = std::max({spec.hidden_size, query_cols, spec.intermediate_size}),
           .shape = spec.heads(),
+          .matrix_values = values,
           .result_rows = limits.logits_rows,
           .result_cols = spec.vocab_size,
           .top_logprobs = std::min(limits.top_logprobs, spec.vocab_size)};

@@ -110,7 +110,8 @@ struct StepLimits {
   int context_len = 0;  // longest context
   int input_cols = 0;   // widest input of a linear layer, after its prologue
   HeadShape shape;
-  int result_rows = 0;  // of what to_host() and draw() are asked for
+  std::size_t matrix_values = 0;  // of the largest matrix, at most
+  int result_rows = 0;            // of what to_host() and draw() are asked for
   int result_cols = 0;
   int top_logprobs = 0;  // alternatives that a draw tells
 };

@@ -47,6 +47,7 @@ struct Weights {
 struct KvBlocks {
   void* data;
   Element type;
+  std::int32_t blocks;
   std::int32_t kv_heads;
   std::int32_t block_size;
   std::int32_t head_dim;
@@ -134,8 +135,16 @@ struct Attention {
   float soft_cap;  // only where has_soft_cap
   std::int32_t has_soft_cap;
   std::int32_t by_segments;
-  float* partials;  // by segments only: [(segments, rows) of all ranges][heads][head_dim + 2]
+  std::int32_t by_warp_groups;  // in one run only, on a Hopper only: its own products, where there is a kernel for them
+  float* partials;              // by segments only: [(segments, rows) of all ranges][heads][head_dim + 2]
   std::int32_t partial_count;
+};
+
+// Whether a Hopper's products of warp groups, which prompts may use, round as those of warps do, which decoding uses:
+// adds to *unequal how many of `blocks` times 6144 drawn sums differ.
+struct CompareProducts {
+  std::int32_t blocks;
+  std::int32_t* unequal;
 };
 
 struct LaunchTable {
@@ -150,6 +159,7 @@ struct LaunchTable {
   Code (*linear)(const Linear*, Stream);
   Code (*rope_store_kv)(const RopeStoreKv*, Stream);
   Code (*attention)(const Attention*, Stream);
+  Code (*compare_products)(const CompareProducts*, Stream);
 };
 
 }  // namespace llmsrv::device

@@ -64,6 +64,28 @@ struct RuntimeTable {
   Code (*destroy_graph)(Graph);
 };
 
+// Linear layers by the maker's own library of dense products (cuBLASLt), which is opened at run time. It chooses by the
+// number of rows, so that a row's bits depend on how many there are, and it takes weights as bf16.
+using Products = void*;
+
+struct ProductOptions {
+  void* workspace;  // of the library: device memory that outlives the products
+  std::size_t workspace_bytes;
+  void* unpacked;  // for weights as plain rows: the same. Room for 16 of them at least
+  std::size_t unpacked_bytes;
+  std::int32_t rows_max;  // of an input
+};
+
+struct ProductTable {
+  // Whether the library can be opened. kUnsupported: last_error() says why not.
+  Code (*open)();
+  Code (*create)(const ProductOptions*, Products*);
+  Code (*destroy)(Products);
+  // The same as a launch of Linear, on inputs of kBf16 and up to rows_max rows. All rows start at multiples of 16
+  // bytes. The first product of a shape looks for algorithms, so it is no part of a capture; later ones take no memory.
+  Code (*linear)(Products, const Linear*, Stream);
+};
+
 }  // namespace device
 
 struct PluginTable {
@@ -73,6 +95,7 @@ struct PluginTable {
   int (*count_devices)(char* why, std::size_t why_bytes);
   const device::RuntimeTable* runtime;
   const device::LaunchTable* launches;
+  const device::ProductTable* products;
   // What this thread's last call failed with, for people. Valid until its next call.
   const char* (*last_error)();
 };

@@ -91,6 +91,7 @@ namespace llmsrv::emulation {
 
 void* array_in_reach(void* memory, std::size_t bytes) { return on_device::staging().place_array(memory, bytes); }
 void* values_in_reach(void* memory, std::size_t bytes) { return on_device::staging().place_values(memory, bytes); }
+cudaStream_t launch_stream() { return on_device::kStream; }
 
 }  // namespace llmsrv::emulation
 

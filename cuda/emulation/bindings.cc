@@ -54,6 +54,7 @@ void bind_emulator(py::module_& module) {
 
 void* array_in_reach(void* memory, std::size_t) { return memory; }
 void* values_in_reach(void* memory, std::size_t) { return memory; }
+cudaStream_t launch_stream() { return nullptr; }
 
 }  // namespace llmsrv::emulation
 

@@ -20,6 +20,9 @@ void* array_in_reach(void* memory, std::size_t bytes);
 // Of anything else: for the kernel alone.
 void* values_in_reach(void* memory, std::size_t bytes);
 
+// Where launches and libraries work.
+cudaStream_t launch_stream();
+
 inline void* in_reach(pybind11::array memory) {
   if (!(memory.flags() & pybind11::array::c_style)) throw std::invalid_argument("an array is not contiguous");
   return array_in_reach(memory.mutable_data(), static_cast<std::size_t>(memory.nbytes()));
@@ -64,6 +67,7 @@ void bind_device(pybind11::module_& module);  // of the emulator alone
 void bind_hopper(pybind11::module_& module);
 void bind_library(pybind11::module_& module);  // of the host alone
 void bind_linear(pybind11::module_& module);
+void bind_products(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
 inline void bind_launches(pybind11::module_& module) {
@@ -71,6 +75,7 @@ inline void bind_launches(pybind11::module_& module) {
   bind_conformance(module);
   bind_hopper(module);
   bind_linear(module);
+  bind_products(module);
   bind_rows(module);
   bind_sampling(module);
 }

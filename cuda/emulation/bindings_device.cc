@@ -18,8 +18,11 @@ void set_stream_order(const std::string& order) {
   }
 }
 
-void set_device(std::size_t memory_bytes, std::optional<std::int64_t> good_synchronizations) {
+void set_device(std::size_t memory_bytes, std::optional<std::int64_t> good_synchronizations, bool is_hopper,
+                bool has_library) {
   device_options().memory_bytes = memory_bytes;
+  device_options().is_hopper = is_hopper;
+  device_options().has_library = has_library;
   device_options().good_synchronizations = good_synchronizations;
   if (good_synchronizations) {
     *device_options().good_synchronizations += static_cast<std::int64_t>(device_counts().synchronizations);
@@ -35,12 +38,19 @@ void bind_device(py::module_& module) {
   module.def("reached_waits", [] { return reached_waits(); });
   module.def("forget_waits", [] { reached_waits().clear(); });
   module.def("set_device", &set_device, py::kw_only(), py::arg("memory_bytes") = DeviceOptions().memory_bytes,
-             py::arg("good_synchronizations") = std::nullopt);
+             py::arg("good_synchronizations") = std::nullopt, py::arg("is_hopper") = false,
+             py::arg("has_library") = true);
+  module.def("library_counts", [] {
+    const cuda::NvidiaLibrary library = stand_in_library();
+    return py::dict(py::arg("searches") = library.function<int()>("stand_in_searches")(),
+                    py::arg("products") = library.function<int()>("stand_in_products")());
+  });
   module.def("device_counts", [] {
     const DeviceCounts& counts = device_counts();
     return py::dict(py::arg("held_bytes") = counts.held_bytes, py::arg("allocations") = counts.allocations,
                     py::arg("synchronizations") = counts.synchronizations, py::arg("copies") = counts.copies,
-                    py::arg("graph_launches") = counts.graph_launches);
+                    py::arg("graph_launches") = counts.graph_launches,
+                    py::arg("warp_group_products") = counts.warp_group_products);
   });
 }
 

@@ -33,13 +33,7 @@ void bind_hopper(py::module_& module) {
              py::arg("out"));
   module.def("try_product", &try_product, py::arg("a"), py::arg("image"), py::arg("descriptor"), py::arg("start"),
              py::arg("across"), py::arg("d"));
-  module.def(
-      "uses_hopper_prefill",
-      [](int capability, bool products_agree, bool deterministic, int head_dim, int block_size) {
-        return cuda::uses_hopper_prefill({capability, products_agree, deterministic}, head_dim, block_size);
-      },
-      py::arg("capability"), py::arg("products_agree"), py::arg("deterministic"), py::arg("head_dim"),
-      py::arg("block_size"));
+  module.def("has_hopper_prefill", &cuda::has_hopper_prefill, py::arg("head_dim"), py::arg("block_size"));
 }
 
 }  // namespace llmsrv::emulation

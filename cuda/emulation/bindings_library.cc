@@ -1,55 +1,52 @@
 #include "cuda/emulation/bindings.h"
-#include "cuda/library/dense_products.h"
+#include "cuda/emulation/runtime.h"
+#include "cuda/library/nvidia_library.h"
 
 namespace py = pybind11;
 
 namespace llmsrv::emulation {
 namespace {
 
-// Dense products by the library of a file.
-struct TestProducts {
-  cuda::NvidiaLibrary library;
-  cuda::DenseProducts products;
-
-  TestProducts(const cuda::LibrarySearch& search, bool deterministic)
-      : library(search), products(cuda::cublaslt::Functions(library), {deterministic, nullptr, 0}) {}
-};
-
-cuda::DenseShape shape_of(const py::array& weights, bool float_out) {
-  return {rows_of(weights), cols_of(weights), float_out};
+device::Rows table_rows(const py::array& rows) {
+  const auto type = rows.itemsize() == 4 ? device::Element::kF32 : device::Element::kBf16;
+  return {const_cast<void*>(rows.data()), type, rows_of(rows), cols_of(rows), stride_of(rows)};
 }
 
-void multiply(TestProducts& test, const py::array& in, const py::array& weights, py::array out, bool adds) {
-  cuda::DenseProduct product;
-  product.shape = shape_of(weights, out.itemsize() == 4);
-  product.in = matrix_pointer<cuda::Bf16>(in);
-  product.in_stride = stride_of(in);
-  product.weights = pointer<cuda::Bf16>(weights);
-  product.out = out.mutable_data();
-  product.out_stride = stride_of(out);
-  product.rows = rows_of(in);
-  product.adds = adds;
-  test.products.multiply(product, nullptr);
+// The two name the same formats in the same order.
+device::Packing packing_named(const std::string& format) {
+  static_assert(static_cast<int>(device::Packing::kU6K) == static_cast<int>(cuda::PackedFormat::kU6K));
+  return static_cast<device::Packing>(format_named(format));
+}
+
+// A linear layer through the table of products, with room for so many bytes of weights at once.
+void product_linear(const py::array& in, const py::array& panels, const py::object& bias, const py::array& out,
+                    const std::string& format, bool adds, std::size_t unpacked_bytes) {
+  const device::ProductTable& table = *plugin_table().products;
+  std::vector<std::uint64_t> unpacked(unpacked_bytes / sizeof(std::uint64_t));
+  const device::ProductOptions options{nullptr, 0, unpacked.data(), unpacked_bytes, rows_of(in)};
+  const device::Linear linear{
+      table_rows(in),
+      {panels.data(), static_cast<std::size_t>(cols_of(panels)), packing_named(format), cols_of(out), cols_of(in)},
+      pointer_or_null<float>(bias),
+      table_rows(out),
+      adds ? 1 : 0};
+  device::Products products = nullptr;
+  device::Code code = table.create(&options, &products);
+  if (code == device::Code::kOk) code = table.linear(products, &linear, nullptr);
+  table.destroy(products);
+  if (code == device::Code::kUnsupported) throw std::invalid_argument(plugin_table().last_error());
+  if (code != device::Code::kOk) throw std::runtime_error(plugin_table().last_error());
 }
 
 }  // namespace
 
 void bind_library(py::module_& module) {
-  py::register_local_exception<cuda::LibraryError>(module, "LibraryError", PyExc_RuntimeError);
   module.def("wheel_folders", &cuda::wheel_folders);
   module.def("library_path", [](const std::string& soname, const std::vector<std::string>& folders) {
     return cuda::NvidiaLibrary({soname, folders, "pip install it"}).path();
   });
-  py::class_<TestProducts>(module, "DenseProducts")
-      .def(py::init([](const std::string& soname, const std::string& folder, bool deterministic) {
-             return std::make_unique<TestProducts>(cuda::LibrarySearch{soname, {folder}, "build it"}, deterministic);
-           }),
-           py::arg("soname"), py::arg("folder"), py::arg("deterministic"))
-      .def_property_readonly(
-          "searches", [](const TestProducts& test) { return test.library.function<int()>("stand_in_searches")(); })
-      .def("prepare", [](TestProducts& test, const py::array& weights, bool float_out,
-                         int rows_max) { test.products.prepare(shape_of(weights, float_out), rows_max); })
-      .def("multiply", &multiply, py::arg("in_"), py::arg("weights"), py::arg("out"), py::arg("adds") = false);
+  module.def("product_linear", &product_linear, py::arg("in_"), py::arg("weights"), py::arg("bias"), py::arg("out"),
+             py::arg("format"), py::arg("adds"), py::arg("unpacked_bytes"));
 }
 
 }  // namespace llmsrv::emulation

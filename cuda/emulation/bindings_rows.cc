@@ -56,6 +56,12 @@ void round_rows(const py::array& in, const py::array& out) {
       nullptr);
 }
 
+template <typename Out>
+void spread_bias(const py::array& bias, const py::array& out, bool adds) {
+  cuda::spread_bias<Out>(
+      {pointer<float>(bias), matrix_pointer<Out>(out), stride_of(out), rows_of(out), cols_of(out), adds}, nullptr);
+}
+
 // table: [panels, panel bytes]
 void embed(const py::array& table, const py::array& ids, const py::array& out, float scale, const std::string& format) {
   cuda::embed({pointer<unsigned char>(table), static_cast<std::size_t>(cols_of(table)), pointer<std::int32_t>(ids),
@@ -112,6 +118,12 @@ void bind_rows(py::module_& module) {
              py::arg("eps"), py::arg("use"));
   module.def("gated_mul", &gated_mul, py::arg("in_"), py::arg("out"), py::arg("gate"));
   module.def("round_rows", &round_rows, py::arg("in_"), py::arg("out"));
+  module.def(
+      "spread_bias",
+      [](const py::array& bias, const py::array& out, bool adds) {
+        out.itemsize() == 4 ? spread_bias<float>(bias, out, adds) : spread_bias<Bf16>(bias, out, adds);
+      },
+      py::arg("bias"), py::arg("out"), py::arg("adds"));
   module.def("embed", &embed, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"), py::arg("format"));
   module.def("gather_rows", &gather_rows, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"));
   module.def("rope_store_kv", &rope_store_kv, py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/emulation/race.h"
+#include "cuda/emulation/runtime.h"
 
 namespace llmsrv::emulation {
 namespace {
@@ -288,6 +289,7 @@ void fence_products(const Location& location) {
 }
 
 void start_product(const Product& product, const Location& location) {
+  ++device_counts().warp_group_products;
   ThreadState& thread = self();
   if (!thread.fenced) fail("a product may read its registers before they are written", location);
   check_descriptor(product, location);

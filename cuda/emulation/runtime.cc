@@ -1,8 +1,12 @@
 #include "cuda/emulation/runtime.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <new>
@@ -11,6 +15,7 @@
 #include "cuda/emulation/streams.h"
 #include "cuda/plugin/last_error.h"
 #include "cuda/plugin/launches.h"
+#include "cuda/plugin/products.h"
 
 namespace llmsrv::emulation {
 namespace {
@@ -65,7 +70,7 @@ Code properties(std::int32_t, device::Properties* result) {
   std::memcpy(result->name, "emulated", sizeof "emulated");
   result->memory_bytes = device_options().memory_bytes;
   result->free_bytes = device_options().memory_bytes - device_counts().held_bytes;
-  result->major = 8;
+  result->major = device_options().is_hopper ? 9 : 8;
   result->multiprocessors = 1;
   return Code::kOk;
 }
@@ -207,8 +212,31 @@ DeviceCounts& device_counts() {
 }
 
 const PluginTable& plugin_table() {
-  static const PluginTable table{kPluginAbi, &count_devices, &kRuntime, &cuda::launch_table(), &cuda::last_error};
+  static const PluginTable table{
+      kPluginAbi, &count_devices, &kRuntime, &cuda::launch_table(), &cuda::product_table(), &cuda::last_error};
   return table;
 }
 
+cuda::NvidiaLibrary stand_in_library() {
+  Dl_info here{};
+  dladdr(reinterpret_cast<const void*>(&count_devices), &here);
+  const std::string folder = std::filesystem::path(here.dli_fname).parent_path().string();
+  const char* file = device_options().has_library ? "libllmsrv_stand_in_cublaslt.so" : "libllmsrv_no_library.so";
+  return cuda::NvidiaLibrary({file, {folder}, "build it"});
+}
+
 }  // namespace llmsrv::emulation
+
+namespace llmsrv::cuda {
+
+// The stand-in's work goes to the streams here, in their own order.
+cublaslt::Functions open_cublaslt() {
+  using Queue = void(void*, std::function<void()>);
+  const NvidiaLibrary library = emulation::stand_in_library();
+  library.function<void(Queue*)>("stand_in_queue")([](void* stream, std::function<void()> work) {
+    emulation::submit(static_cast<emulation::Stream*>(stream), std::move(work));
+  });
+  return cublaslt::Functions(library);
+}
+
+}  // namespace llmsrv::cuda

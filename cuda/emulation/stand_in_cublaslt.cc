@@ -1,9 +1,12 @@
 // A stand-in for cuBLASLt, for tests: its C interface, sums on the CPU. The algorithm that it proposes shows in the
 // bits of a result: sums ascend for many columns of b and descend for few, and start in the middle where they may be
-// split.
+// split. A product on a stream is handed to who owns the emulated streams (stand_in_queue()); without one it is done at
+// once.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <utility>
 
 #include "cpp/base/float16.h"
 
@@ -43,6 +46,8 @@ struct Result {
 };
 
 int searches = 0;
+int products = 0;
+void (*queue)(void* stream, std::function<void()> work) = nullptr;
 
 // Column by column.
 float element(const void* matrix, const Layout& layout, std::uint64_t row, std::uint64_t col) {
@@ -73,11 +78,44 @@ int take(T& to, const void* value, std::size_t bytes) {
   return kSuccess;
 }
 
+// One product with all it was given: layouts may change before its turn comes.
+struct Product {
+  float alpha;
+  const void* a;
+  Layout a_layout;
+  const void* b;
+  Layout b_layout;
+  float beta;
+  const void* c;
+  Layout c_layout;
+  void* d;
+  Layout d_layout;
+  Order order;
+
+  void operator()() const {
+    const std::uint64_t inner = a_layout.rows;
+    for (std::uint64_t col = 0; col < d_layout.cols; ++col) {
+      for (std::uint64_t row = 0; row < d_layout.rows; ++row) {
+        float sum = 0.0f;
+        for (std::uint64_t i = 0; i < inner; ++i) {
+          const std::uint64_t k = place(order, i, inner);
+          sum += element(a, a_layout, k, row) * element(b, b_layout, k, col);
+        }
+        sum *= alpha;
+        if (beta != 0.0f) sum += beta * element(c, c_layout, row, col);
+        set_element(d, d_layout, row, col, sum);
+      }
+    }
+  }
+};
+
 }  // namespace
 
 extern "C" {
 
 int stand_in_searches() { return searches; }
+int stand_in_products() { return products; }
+void stand_in_queue(void (*with)(void* stream, std::function<void()> work)) { queue = with; }
 std::size_t cublasLtGetVersion() { return 130000; }
 int cublasLtCreate(int** handle) {
   *handle = new int(1);
@@ -147,22 +185,18 @@ int cublasLtMatmulAlgoGetHeuristic(int*, Operation*, Layout*, Layout* b, Layout*
 
 int cublasLtMatmul(int*, Operation* operation, const float* alpha, const void* a, Layout* a_layout, const void* b,
                    Layout* b_layout, const float* beta, const void* c, Layout* c_layout, void* d, Layout* d_layout,
-                   const Algorithm* algorithm, void*, std::size_t, void*) {
+                   const Algorithm* algorithm, void*, std::size_t, void* stream) {
   if (operation->transposes[0] != 1 || operation->transposes[1] != 0) return kNotSupported;
-  const std::uint64_t inner = a_layout->rows;
-  if (inner != b_layout->rows || a_layout->cols != d_layout->rows || b_layout->cols != d_layout->cols) return kInvalid;
-  const auto order = static_cast<Order>(algorithm->data[0]);
-  for (std::uint64_t col = 0; col < d_layout->cols; ++col) {
-    for (std::uint64_t row = 0; row < d_layout->rows; ++row) {
-      float sum = 0.0f;
-      for (std::uint64_t i = 0; i < inner; ++i) {
-        const std::uint64_t k = place(order, i, inner);
-        sum += element(a, *a_layout, k, row) * element(b, *b_layout, k, col);
-      }
-      sum *= *alpha;
-      if (*beta != 0.0f) sum += *beta * element(c, *c_layout, row, col);
-      set_element(d, *d_layout, row, col, sum);
-    }
+  if (a_layout->rows != b_layout->rows || a_layout->cols != d_layout->rows || b_layout->cols != d_layout->cols) {
+    return kInvalid;
+  }
+  ++products;
+  const Product product{
+      *alpha, a, *a_layout, b, *b_layout, *beta, c, *c_layout, d, *d_layout, static_cast<Order>(algorithm->data[0])};
+  if (stream != nullptr && queue != nullptr) {
+    queue(stream, product);
+  } else {
+    product();
   }
   return kSuccess;
 }

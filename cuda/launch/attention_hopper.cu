@@ -1,6 +1,8 @@
 #include "cuda/launch/attention_hopper.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "cuda/kernels/attention_prefill_hopper.cuh"
 #include "cuda/kernels/compare_products.cuh"
@@ -8,15 +10,22 @@
 namespace llmsrv::cuda {
 namespace {
 
-bool serves(int head_dim, int block_size) {
-  return (head_dim == 64 || head_dim == 128) && block_size >= kHopperBoxRowsMin;
+// Maps that were made, of the caches of this thread's layers. A map follows from its key alone, so none goes stale.
+const TileMap& kept_map(const TileOfMatrix& matrix) {
+  constexpr std::size_t kMost = 1024;  // by then most belong to caches that are gone
+  thread_local std::map<std::tuple<const Bf16*, std::uint64_t, std::uint64_t, std::uint32_t>, TileMap> maps;
+  const auto key = std::tuple(matrix.data, matrix.rows, matrix.cols, matrix.box_rows);
+  const auto found = maps.find(key);
+  if (found != maps.end()) return found->second;
+  if (maps.size() == kMost) maps.clear();
+  return maps.emplace(key, make_tile_map(matrix)).first->second;
 }
 
 // The cache as rows of one token and head each: [blocks][keys, values][kv_heads][block_size] rows of head_dim.
-TileMap map_of(const KvLayout<Bf16>& cache, int blocks) {
+const TileMap& map_of(const KvLayout<Bf16>& cache, int blocks) {
   const auto head_dim = static_cast<std::uint64_t>(cache.head_dim);
-  return make_tile_map({cache.data, static_cast<std::uint64_t>(blocks) * 2 * cache.half_block() / head_dim, head_dim,
-                        static_cast<std::uint32_t>(std::min(cache.block_size, kTileKeys))});
+  return kept_map({cache.data, static_cast<std::uint64_t>(blocks) * 2 * cache.half_block() / head_dim, head_dim,
+                   static_cast<std::uint32_t>(std::min(cache.block_size, kTileKeys))});
 }
 
 template <int kDim>
@@ -36,14 +45,14 @@ void compare_products(int blocks, int* unequal, Stream stream) {
          stream, unequal);
 }
 
-bool uses_hopper_prefill(const PrefillChoice& choice, int head_dim, int block_size) {
-  return choice.capability == 90 && (choice.products_agree || !choice.deterministic) && serves(head_dim, block_size);
+bool has_hopper_prefill(int head_dim, int block_size) {
+  return (head_dim == 64 || head_dim == 128) && block_size >= kHopperBoxRowsMin;
 }
 
 void attend_prefill_hopper(const AttentionParams<Bf16, Bf16>& params, int cache_blocks, const AttentionGrid& grid,
                            Stream stream) {
   if (grid.ranges == 0) return;
-  if (!serves(params.cache.head_dim, params.cache.block_size)) {
+  if (!has_hopper_prefill(params.cache.head_dim, params.cache.block_size)) {
     throw std::invalid_argument("CUDA attention for Hopper has no kernel for head size " +
                                 std::to_string(params.cache.head_dim) + " and blocks of " +
                                 std::to_string(params.cache.block_size));

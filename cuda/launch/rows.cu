@@ -49,6 +49,13 @@ void round_rows(const RoundRowsParams& params, Stream stream) {
          params);
 }
 
+template <typename Out>
+void spread_bias(const SpreadBiasParams<Out>& params, Stream stream) {
+  if (params.rows == 0) return;
+  const dim3 blocks(static_cast<unsigned>(params.rows), static_cast<unsigned>(ceil_div(params.cols, kBiasThreads)));
+  launch(spread_bias_kernel<Out>, {blocks, dim3(kBiasThreads)}, stream, params);
+}
+
 void embed(const EmbedParams& params, PackedFormat format, Stream stream) {
   require_cols("embedding", params.cols, format);
   if (params.tokens == 0) return;
@@ -84,6 +91,8 @@ template void rms_norm(const RmsNormParams<float, Bf16>&, NormUse, Stream);
 template void gated_mul(const GatedMulParams<float>&, Gate, Stream);
 template void gated_mul(const GatedMulParams<Bf16>&, Gate, Stream);
 template void gated_mul(const GatedMulParams<float, Bf16>&, Gate, Stream);
+template void spread_bias(const SpreadBiasParams<float>&, Stream);
+template void spread_bias(const SpreadBiasParams<Bf16>&, Stream);
 template void gather_rows(const GatherRowsParams<float>&, Stream);
 template void gather_rows(const GatherRowsParams<Bf16>&, Stream);
 template void rope_store_kv(const RopeStoreKvParams<float, float>&, Stream);

@@ -8,6 +8,7 @@
 #include "cuda/kernels/rms_norm.cuh"
 #include "cuda/kernels/rope_store_kv.cuh"
 #include "cuda/kernels/round_rows.cuh"
+#include "cuda/kernels/spread_bias.cuh"
 
 namespace llmsrv::cuda {
 
@@ -17,6 +18,9 @@ void rms_norm(const RmsNormParams<T, Out>& params, NormUse use, Stream stream);
 template <typename T, typename Out>
 void gated_mul(const GatedMulParams<T, Out>& params, Gate gate, Stream stream);
 void round_rows(const RoundRowsParams& params, Stream stream);
+// Of float and Bf16 rows.
+template <typename Out>
+void spread_bias(const SpreadBiasParams<Out>& params, Stream stream);
 
 // Throws std::invalid_argument when the columns do not fit the format.
 void embed(const EmbedParams& params, PackedFormat format, Stream stream);

@@ -44,6 +44,7 @@ DenseProducts::~DenseProducts() {
 }
 
 void DenseProducts::prepare(const DenseShape& shape, int rows_max) {
+  if (find_plan(shape, rows_max) != nullptr) return;
   // Steps of the free choice: 1, 2, 4, ... rows. One that covers all rows, and is found for the reference, otherwise.
   const auto most = static_cast<int>(std::bit_ceil(static_cast<unsigned>(rows_max)));
   for (int rows = options_.deterministic ? most : 1; rows <= most; rows *= 2) {
@@ -66,7 +67,9 @@ void DenseProducts::prepare(const DenseShape& shape, int rows_max) {
 
 void DenseProducts::multiply(const DenseProduct& product, cudaStream_t stream) {
   if (product.rows == 0) return;
-  const Plan& plan = plan_of(product.shape, product.rows);
+  const Plan* found_plan = find_plan(product.shape, product.rows);
+  if (found_plan == nullptr) throw LibraryError("cuBLASLt: a product of this shape was not prepared");
+  const Plan& plan = *found_plan;
   set_rows(plan, product.rows, product.in_stride, product.out_stride);
   const float one = 1.0f;
   const float kept = product.adds ? 1.0f : 0.0f;
@@ -76,11 +79,11 @@ void DenseProducts::multiply(const DenseProduct& product, cudaStream_t stream) {
           "this product");
 }
 
-const DenseProducts::Plan& DenseProducts::plan_of(const DenseShape& shape, int rows) const {
+const DenseProducts::Plan* DenseProducts::find_plan(const DenseShape& shape, int rows) const {
   for (const std::unique_ptr<Plan>& plan : plans_) {
-    if (plan->shape == shape && rows <= plan->rows_max) return *plan;
+    if (plan->shape == shape && rows <= plan->rows_max) return plan.get();
   }
-  throw LibraryError("cuBLASLt: a product of this shape was not prepared");
+  return nullptr;
 }
 
 void DenseProducts::set_rows(const Plan& plan, int rows, int in_stride, int out_stride) const {

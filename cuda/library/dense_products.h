@@ -52,7 +52,7 @@ class DenseProducts {
   DenseProducts(const DenseProducts&) = delete;
   DenseProducts& operator=(const DenseProducts&) = delete;
 
-  // Finds the algorithms for up to `rows_max` rows. Throws LibraryError when there is none.
+  // Finds the algorithms for up to `rows_max` rows, unless they were found. Throws LibraryError when there is none.
   void prepare(const DenseShape& shape, int rows_max);
 
   // REQUIRES: prepared for this shape and so many rows
@@ -61,7 +61,7 @@ class DenseProducts {
  private:
   struct Plan;
 
-  const Plan& plan_of(const DenseShape& shape, int rows) const;
+  const Plan* find_plan(const DenseShape& shape, int rows) const;
   void set_rows(const Plan& plan, int rows, int in_stride, int out_stride) const;
   cublaslt::Algorithm find(const Plan& plan) const;
   void require(cublaslt::Status status, const char* what) const;

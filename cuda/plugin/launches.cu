@@ -1,12 +1,13 @@
 #include "cuda/plugin/launches.h"
 
-#include <exception>
 #include <stdexcept>
 #include <type_traits>
 
 #include "cuda/launch/attention.h"
+#include "cuda/launch/attention_hopper.h"
 #include "cuda/launch/linear.h"
 #include "cuda/launch/rows.h"
+#include "cuda/plugin/arguments.h"
 #include "cuda/plugin/last_error.h"
 
 namespace llmsrv::cuda {
@@ -14,54 +15,11 @@ namespace {
 
 using device::Element;
 
-template <typename T>
-constexpr Element kElementOf = Element::kF32;
-template <>
-constexpr Element kElementOf<Bf16> = Element::kBf16;
-template <>
-constexpr Element kElementOf<Half> = Element::kF16;
-
-template <typename T>
-T* pointer(const device::Rows& rows) {
-  if (rows.type != kElementOf<T>) throw std::invalid_argument("rows of a type that this launch does not take");
-  return static_cast<T*>(rows.data);
-}
-
 // Attention writes rows back to back, and turns them so.
 template <typename T>
 T* pointer_without_gaps(const device::Rows& rows) {
   if (rows.rows > 1 && rows.stride != rows.cols) throw std::invalid_argument("rows with gaps between them");
   return pointer<T>(rows);
-}
-
-PackedFormat packed_format(device::Packing packing) {
-  switch (packing) {
-    case device::Packing::kF32:
-      return PackedFormat::kF32;
-    case device::Packing::kBf16:
-      return PackedFormat::kBf16;
-    case device::Packing::kU4:
-      return PackedFormat::kU4;
-    case device::Packing::kU4Zero:
-      return PackedFormat::kU4Zero;
-    case device::Packing::kU5:
-      return PackedFormat::kU5;
-    case device::Packing::kU5Zero:
-      return PackedFormat::kU5Zero;
-    case device::Packing::kS8:
-      return PackedFormat::kS8;
-    case device::Packing::kU4K:
-      return PackedFormat::kU4K;
-    case device::Packing::kU5K:
-      return PackedFormat::kU5K;
-    case device::Packing::kU6K:
-      return PackedFormat::kU6K;
-    case device::Packing::kU4G64:
-      return PackedFormat::kU4G64;
-    case device::Packing::kU4G128:
-      return PackedFormat::kU4G128;
-  }
-  throw std::invalid_argument("a packing without a kernel");
 }
 
 template <typename T>
@@ -208,6 +166,16 @@ SegmentPartials segment_partials(const device::Attention& launch) {
 }
 
 template <typename T, typename Kv>
+void run_prefill(const AttentionParams<T, Kv>& params, const device::Attention& launch, Stream stream) {
+  if constexpr (std::is_same_v<T, Bf16> && std::is_same_v<Kv, Bf16>) {
+    if (launch.by_warp_groups != 0 && has_hopper_prefill(launch.cache.head_dim, launch.cache.block_size)) {
+      return attend_prefill_hopper(params, launch.cache.blocks, attention_grid(launch), stream);
+    }
+  }
+  attend_prefill(params, attention_grid(launch), stream);
+}
+
+template <typename T, typename Kv>
 void run_attention(const device::Attention& launch, Stream stream) {
   static_assert(sizeof(device::Range) == sizeof(RangeOnDevice));
   AttentionParams<T, Kv> params;
@@ -222,7 +190,7 @@ void run_attention(const device::Attention& launch, Stream stream) {
   params.window = launch.window;
   params.soft_cap = launch.soft_cap;
   params.has_soft_cap = launch.has_soft_cap != 0;
-  if (launch.by_segments == 0) return attend_prefill(params, attention_grid(launch), stream);
+  if (launch.by_segments == 0) return run_prefill(params, launch, stream);
   attend_segments(params, attention_grid(launch), segment_partials(launch), stream);
 }
 void run(const device::Attention& launch, Stream stream) {
@@ -230,16 +198,13 @@ void run(const device::Attention& launch, Stream stream) {
                 [&]<typename T, typename Kv>(T, Kv) { run_attention<T, Kv>(launch, stream); });
 }
 
+void run(const device::CompareProducts& launch, Stream stream) {
+  compare_products(launch.blocks, launch.unequal, stream);
+}
+
 template <typename Launch>
 device::Code guarded(const Launch* launch, device::Stream stream) {
-  try {
-    run(*launch, static_cast<Stream>(stream));
-    return device::Code::kOk;
-  } catch (const std::invalid_argument& error) {
-    return failed(device::Code::kUnsupported, error.what());
-  } catch (const std::exception& error) {
-    return failed(device::Code::kFailed, error.what());
-  }
+  return caught([&] { run(*launch, static_cast<Stream>(stream)); });
 }
 
 }  // namespace
@@ -256,6 +221,7 @@ const device::LaunchTable& launch_table() {
       .linear = &guarded<device::Linear>,
       .rope_store_kv = &guarded<device::RopeStoreKv>,
       .attention = &guarded<device::Attention>,
+      .compare_products = &guarded<device::CompareProducts>,
   };
   return kTable;
 }

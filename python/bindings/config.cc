@@ -47,7 +47,7 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
                          std::map<std::string, double> tenant_weights, std::optional<double> idle_timeout,
                          std::optional<std::string> trace_steps, int max_queued_requests,
                          std::int64_t max_queued_tokens, int max_logprobs, int max_choices, bool prefix_cache,
-                         int prefix_hash_bits, std::vector<TokenId> eos_token_ids) {
+                         int prefix_hash_bits, bool deterministic, std::vector<TokenId> eos_token_ids) {
   EngineConfig config;
   config.max_model_len = max_model_len;
   config.block_size = block_size;
@@ -67,6 +67,7 @@ EngineConfig make_config(int max_model_len, int block_size, int max_num_seqs, in
   config.max_choices = max_choices;
   config.prefix_cache = prefix_cache;
   config.prefix_hash_bits = prefix_hash_bits;
+  config.deterministic = deterministic;
   config.eos_token_ids = std::move(eos_token_ids);
   return config;
 }
@@ -76,7 +77,7 @@ MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, co
   check_config(config, spec);
   ThreadPool pool(threads);
   const WeightFormats formats = weight_formats(spec, sources, weights_dtype);
-  const std::unique_ptr<Backend> backend = make_backend(pool, {device_kind(device), ""}, formats);
+  const std::unique_ptr<Backend> backend = make_backend(pool, {device_kind(device), "", config.deterministic}, formats);
   return plan_memory(spec, formats, config, *backend);
 }
 
@@ -94,7 +95,8 @@ void register_engine_config(py::module_& module) {
            py::arg("trace_steps") = defaults.trace_steps, py::arg("max_queued_requests") = defaults.max_queued_requests,
            py::arg("max_queued_tokens") = defaults.max_queued_tokens, py::arg("max_logprobs") = defaults.max_logprobs,
            py::arg("max_choices") = defaults.max_choices, py::arg("prefix_cache") = defaults.prefix_cache,
-           py::arg("prefix_hash_bits") = defaults.prefix_hash_bits, py::arg("eos_token_ids") = defaults.eos_token_ids)
+           py::arg("prefix_hash_bits") = defaults.prefix_hash_bits, py::arg("deterministic") = defaults.deterministic,
+           py::arg("eos_token_ids") = defaults.eos_token_ids)
       .def_readonly("max_model_len", &EngineConfig::max_model_len)
       .def_readonly("block_size", &EngineConfig::block_size)
       .def_readonly("max_num_seqs", &EngineConfig::max_num_seqs)
@@ -118,6 +120,7 @@ void register_engine_config(py::module_& module) {
       .def_readonly("max_choices", &EngineConfig::max_choices)
       .def_readonly("prefix_cache", &EngineConfig::prefix_cache)
       .def_readonly("prefix_hash_bits", &EngineConfig::prefix_hash_bits)
+      .def_readonly("deterministic", &EngineConfig::deterministic)
       .def_readonly("eos_token_ids", &EngineConfig::eos_token_ids);
 }
 

@@ -151,6 +151,7 @@ class EngineConfig:
         max_choices: int = 128,
         prefix_cache: bool = True,
         prefix_hash_bits: int = 128,
+        deterministic: bool = True,
         eos_token_ids: Sequence[int] = (),
     ) -> None: ...
     max_model_len: int
@@ -171,6 +172,7 @@ class EngineConfig:
     max_choices: int
     prefix_cache: bool
     prefix_hash_bits: int
+    deterministic: bool
     eos_token_ids: list[int]
 
 class MemoryPlan:

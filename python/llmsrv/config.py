@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T", bound="EngineOptions")
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _UNIT_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_MAX = 1 << 62
 TIMEOUT_MAX_S = 1_000_000  # in ms it fits an int
@@ -95,6 +96,18 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a time: write seconds, or a number with ms, s, m, h or d, for example 10m")
     return float(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def parse_switch(text: str) -> bool:
+    """True from "on", False from "off"."""
+    if text.strip().lower() not in _SWITCHES:
+        raise ValueError(f"{text!r} is not a choice: write on or off")
+    return _SWITCHES[text.strip().lower()]
+
+
+def write_switch(value: bool) -> str:
+    """What parse_switch() reads as this."""
+    return "on" if value else "off"
 
 
 def parse_origins(text: str | None) -> tuple[str, ...]:
@@ -178,6 +191,14 @@ class EngineOptions:
         required=True,
     )
     device: str = _option("Where the model runs: cpu, cuda, or auto, which takes cuda where that can be used.", "auto")
+    deterministic: bool = _option(
+        "on: the same request gets the same tokens, whatever else runs. off: a CUDA device may choose faster products "
+        "whose results depend on the batch. The CPU is always deterministic.",
+        True,
+        parser=parse_switch,
+        writer=write_switch,
+        written="on",
+    )
     dtype: str = _option(
         "Type of the weight matrices in memory: auto (as the file has them: 4 to 8 bits stay, floats become bfloat16), "
         "bfloat16 or float32.",

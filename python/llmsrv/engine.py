@@ -382,6 +382,8 @@ def _plan(sources: Sequence[_Source], report: Report) -> list[Planned]:
     """Plans and reports them. Raises ValueError for a model that does not fit into its own limits."""
     if sources[0].options.gpu_memory_utilization is not None and sources[0].options.device == "cpu":
         report("gpu_memory_utilization is of no use on a CPU: kv_cache_memory says how much the KV cache gets")
+    if not sources[0].options.deterministic and sources[0].options.device == "cpu":
+        report("deterministic off changes nothing on a CPU, which always is deterministic")
     process_bytes, several = resident_bytes(), len(sources) > 1
     planned = plan_together({each.name: (each.files, each.options) for each in sources}, available_bytes())
     for source, each in zip(sources, planned, strict=True):

@@ -72,7 +72,7 @@ def _unrecognized(arguments: Sequence[str], known: Iterable[Option]) -> str:
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
     default = option.shown_default
     help_text = (f"{option.help} Default: {default}." if default else option.help).replace("%", "%%")
-    if option.kind is bool:
+    if option.kind is bool and option.parser is None:
         parser.add_argument(option.flag, dest=option.name, help=help_text, action=argparse.BooleanOptionalAction)
         return
     parser.add_argument(

@@ -40,6 +40,7 @@ CORE_FIELDS = (
     "max_choices",
     "prefix_cache",
     "prefix_hash_bits",
+    "deterministic",
 )
 _PLAIN_TYPES = {"bf16": "bfloat16", "f32": "float32"}  # as the options have them
 _PROBE_BYTES = 1 << 40  # a KV cache that every model fits into

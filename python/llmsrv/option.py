@@ -40,7 +40,7 @@ class Option:
     @property
     def metavar(self) -> str:
         """What stands for the flag's value in a help text."""
-        value = self.name.rpartition("_")[2].upper()
+        value = "on|off" if self.kind is bool else self.name.rpartition("_")[2].upper()
         if self.repeated is None:
             return value
         return f"[NAME=]{value}" if self._takes_one else "NAME=VALUE"

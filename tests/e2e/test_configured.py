@@ -90,10 +90,12 @@ def test_the_shown_configuration_is_one(serving, tmp_path):
 
 
 def test_the_plan_is_that_of_the_file(serving, smollm2_path):
-    planned = run("llmsrv.cli", "plan", "--config", str(serving), "--model", str(smollm2_path), "--port", "1")
+    flags = ("--model", str(smollm2_path), "--port", "1", "--deterministic", "off")
+    planned = run("llmsrv.cli", "plan", "--config", str(serving), *flags)
     assert planned.returncode == 0, planned.stderr
     assert re.search(r"^sequences that fit at once: \d+ of max_model_len 4,096,", planned.stdout, re.M)
     assert "gpu_memory_utilization is of no use on a CPU" in planned.stdout
+    assert planned.stdout.count("deterministic off changes nothing on a CPU, which always is deterministic\n") == 1
 
 
 def test_help_tells_of_all_commands_flags():

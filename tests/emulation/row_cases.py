@@ -108,6 +108,22 @@ def rows_that_lie_apart_become_bf16(machine):
 
 
 @kernel_case
+def spread_bias(machine):
+    """Over rows that were never written, or added to what is there."""
+    rng = np.random.default_rng(8)
+    for dtype in TOLERANCE:
+        for rows, cols in [(0, 8), (3, 1), (2, 257), (5, 40)]:
+            bias = stored(numbers(rng, cols), "f32")
+            for adds in (False, True):
+                whole, out = unwritten_with_gaps(rows, cols, dtype)
+                if adds:
+                    out[...] = stored(numbers(rng, rows, cols), dtype)
+                expected = as_read(bias) + (as_read(out) if adds else np.zeros((rows, cols)))
+                machine.run("spread_bias", {"out": out}, bias=bias, adds=adds)
+                assert_near(values_before_gaps(whole), expected, *TOLERANCE[dtype])
+
+
+@kernel_case
 def gather_rows(machine):
     rng = np.random.default_rng(4)
     for dtype in TOLERANCE:

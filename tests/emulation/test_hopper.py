@@ -1,4 +1,4 @@
-"""When prompts use Hopper's kernel, and what the emulator says of its instructions when they are misused."""
+"""The shapes of Hopper's kernel for prompts, and what the emulator says of its instructions when they are misused."""
 
 import numpy as np
 import pytest
@@ -62,19 +62,8 @@ def test_products_that_round_in_another_way_are_noticed(order):
     assert unequal[0] > 100
 
 
-def uses(capability=90, products_agree=True, deterministic=True, head_dim=128, block_size=16):
-    return PLAIN.uses_hopper_prefill(capability, products_agree, deterministic, head_dim, block_size)
-
-
-def test_prompts_use_it_where_a_row_keeps_its_bits():
-    assert uses()
-    assert uses(head_dim=64, block_size=64)
-    assert not uses(products_agree=False)
-    assert uses(products_agree=False, deterministic=False)
-
-
-def test_prompts_do_not_use_it_elsewhere():
-    assert not uses(capability=80)
-    assert not uses(capability=100)  # its instructions are Hopper's alone
-    assert not uses(head_dim=80)
-    assert not uses(head_dim=256)
+@pytest.mark.parametrize(("head_dim", "block_size", "has"), [
+    (128, 16, True), (64, 64, True), (64, 8, True), (80, 16, False), (256, 16, False), (64, 4, False),
+])  # fmt: skip
+def test_the_shapes_that_it_takes(head_dim, block_size, has):
+    assert PLAIN.has_hopper_prefill(head_dim=head_dim, block_size=block_size) == has

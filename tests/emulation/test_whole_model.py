@@ -12,13 +12,12 @@ import harness
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import cpu_engine, cuda_engine, emulated_device, furthest, greedy_requests, tiny_weights
+from tiny_models import TENSOR_CORES, cpu_engine, cuda_engine, emulated_device, furthest, greedy_requests, tiny_weights
 
 from llmsrv import _core, _emulated, _testing
 
 MODELS = {"llama": tiny_models.LLAMA, "qwen2": tiny_models.QWEN2, "gemma3": tiny_models.GEMMA3}
 ORDERS = ["late", "others first"]
-TENSOR_CORES = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}  # a head size that their kernels have
 
 
 def tight_pool(weights, blocks=13):

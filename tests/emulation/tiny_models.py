@@ -12,6 +12,7 @@ from llmsrv import _core, _emulated, _testing
 VOCAB = harness.VOCAB
 # What sets the architectures apart, as their checkpoints have it.
 LLAMA = {"rope_scaling": _core.RopeScaling(kind="llama3", factor=8.0, original_max_position=32)}
+TENSOR_CORES = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64}  # a head size that their kernels have
 QWEN2 = {"qkv_bias": True, "tied_embeddings": True, "rope_theta": 1e6}
 GEMMA3 = harness.GEMMA3
 
@@ -58,12 +59,10 @@ def cpu_engine(weights, **options):
     return stopped_at_end(_core.Engine(weights, engine_config(**options), threads=1))
 
 
-def cuda_engine(weights, plugin, dtype="float32", graphs=True, times_steps=False, **options):
+def cuda_engine(weights, plugin, dtype="float32", graphs=True, times_steps=False, library_rows=None, **options):
     """`options` are the engine's, the others the backend's."""
-    config = engine_config(**options)
-    return stopped_at_end(
-        _testing.cuda_engine(weights, config, plugin, dtype=dtype, graphs=graphs, times_steps=times_steps)
-    )
+    backend = {"dtype": dtype, "graphs": graphs, "times_steps": times_steps, "library_rows": library_rows}
+    return stopped_at_end(_testing.cuda_engine(weights, engine_config(**options), plugin, **backend))
 
 
 def greedy_requests(count, length, tokens=16, **output):

@@ -56,7 +56,7 @@ def test_the_kernels_know_only_themselves():
         "cuda/conformance": ("cuda/kernels/", "cuda/conformance/"),
         "cuda/device": ("cuda/device/", "cuda/emulation/bindings.h"),
         "cuda/library": ("cuda/library/",),
-        "cuda/plugin": ("cuda/plugin/", "cuda/launch/", "cpp/ops/plugin.h", "cpp/ops/launches.h"),
+        "cuda/plugin": ("cuda/plugin/", "cuda/launch/", "cuda/library/", "cpp/ops/plugin.h", "cpp/ops/launches.h"),
     }
     for folder, prefixes in allowed.items():
         for path in sources(folder, {".h", ".cc", ".cu", ".cuh"}):

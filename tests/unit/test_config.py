@@ -84,6 +84,8 @@ def parse_daemon_flags(arguments):
         ("--pin-threads", {"pin_threads": True}),
         ("--no-pin-threads", {"pin_threads": False}),
         ("--no-prefix-cache", {"prefix_cache": False}),
+        ("--deterministic=off", {"deterministic": False}),
+        ("--deterministic on", {}),
         ("--gpu-memory-utilization 0.9", {"gpu_memory_utilization": 0.9}),
         ("--tensor-parallel-size 1", {}),
         ("--permission-mode strict", {"permission_mode": "strict"}),
@@ -112,6 +114,8 @@ def test_flags_are_parsed(flags, expected):
         "--model m --tenant-weight alice=1 --tenant-weight alice=2",
         "--model m --tensor-parallel-size 2",
         "--model m --gpu-memory-utilization 90%",
+        "--model m --deterministic maybe",
+        "--model m --deterministic",
     ],
 )
 def test_wrong_flags_are_errors(flags, capsys):
@@ -172,6 +176,8 @@ def test_values_are_written_as_for_the_flags():
     meant = {"kv_cache_memory": 1 << 30, "swap_space": 2 << 30, "max_model_len": None, "idle_timeout": 3600.0}
     assert from_values(ServeConfig, {"model": "m", **written}) == ServeConfig(model="m", **{**meant, "port": 5})
     assert from_values(ServeConfig, {"model": "m", "swap_space": 0.5}).swap_space == 1 << 29
+    for written in ("off", False):
+        assert from_values(ServeConfig, {"model": "m", "deterministic": written}).deterministic is False
     assert from_values(ServeConfig, {"model": "m", "tenant_weights": {"a": 2}}).tenant_weights == {"a": 2}
     assert from_values(ServeConfig, {"model": "m", "idle_timeout": None}) == ServeConfig(model="m")
 

@@ -164,6 +164,8 @@ env = 1979-05-27
         ("port = true", "port: must be a whole number, not true"),
         ("prefix_cache = 1", "prefix_cache: must be true or false, not 1"),
         ('prefix_cache = "true"', "prefix_cache: must be true or false, not the text 'true'"),
+        ('deterministic = "maybe"', "deterministic: 'maybe' is not a choice: write on or off"),
+        ("deterministic = 1", "deterministic: '1' is not a choice: write on or off"),
         ('drain_timeout = "30"', "drain_timeout: must be a number, not the text '30'"),
         ("model = 5", "model: must be text, or a table such as { NAME = 'MODEL' }, not 5"),
         ("model = ['m']", "model: must be text, or a table such as { NAME = 'MODEL' }, not an array"),
@@ -282,8 +284,9 @@ def test_all_sources_read_a_value_alike(tmp_path_factory, values):
             continue
         text = option.writer(value) if option.writer else str(value)
         environment[option.variable] = text
-        arguments += (
-            [option.flag if value else f"--no-{option.flag[2:]}"] if option.kind is bool else [f"{option.flag}={text}"]
+        is_switch = option.kind is bool and option.parser is None
+        arguments.append(
+            f"{option.flag}={text}" if not is_switch else option.flag if value else f"--no-{option.flag[2:]}"
         )
         file[option.table][name] = option.write_toml(value)
     text = "".join(f"[{table}]\n" + "".join(f"{n} = {v}\n" for n, v in keys.items()) for table, keys in file.items())

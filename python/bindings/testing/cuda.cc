@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,15 @@ namespace {
 
 const PluginTable& table_of(const py::capsule& plugin) { return *plugin.get_pointer<const PluginTable>(); }
 
-CudaOptions options_of(const std::string& dtype) { return {.inner_dtype = dtype_named(dtype).value()}; }
+CudaOptions options_of(const std::string& dtype, bool deterministic, std::optional<int> library_rows) {
+  return {.inner_dtype = dtype_named(dtype).value(), .deterministic = deterministic, .library_rows = library_rows};
+}
 
 std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
                                     const py::capsule& plugin, const std::string& dtype, bool graphs,
-                                    bool times_steps) {
+                                    bool times_steps, std::optional<int> library_rows) {
   const PluginTable& table = table_of(plugin);
-  CudaOptions options = options_of(dtype);
+  CudaOptions options = options_of(dtype, config.deterministic, library_rows);
   options.graphs = graphs;
   options.times_steps = times_steps;
   return std::make_unique<Engine>(std::move(weights), config, std::make_shared<Team>(1),
@@ -39,10 +42,11 @@ std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const Engi
 // go to the swap pool and back between chunks.
 py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<TokenId>& tokens,
                                     const py::capsule& plugin, int chunk, const std::string& kv_cache_dtype,
-                                    const std::string& dtype, bool swaps, bool times_steps) {
+                                    const std::string& dtype, bool swaps, bool times_steps, bool deterministic,
+                                    std::optional<int> library_rows) {
   const int count = static_cast<int>(tokens.size());
   const int vocab = weights.spec().vocab_size;
-  CudaOptions options = options_of(dtype);
+  CudaOptions options = options_of(dtype, deterministic, library_rows);
   options.times_steps = times_steps;
   LoneSequence sequence(weights, count, chunk, dtype_named(kv_cache_dtype).value(),
                         make_cuda_backend(table_of(plugin), options));
@@ -64,7 +68,7 @@ py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<To
 std::vector<py::array_t<float>> cuda_gathered_rows(Floats table, const std::vector<std::vector<int>>& picks,
                                                    const py::capsule& plugin) {
   const TensorView on_host = view(table);
-  const std::unique_ptr<Backend> backend = make_cuda_backend(table_of(plugin), options_of("float32"));
+  const std::unique_ptr<Backend> backend = make_cuda_backend(table_of(plugin), options_of("float32", true, std::nullopt));
   backend->reserve({1, 1, 1, on_host.cols, {1, 1, 2}, on_host.rows, on_host.cols});
   const std::size_t bytes = static_cast<std::size_t>(on_host.rows) * static_cast<std::size_t>(on_host.cols) * 4;
   const std::unique_ptr<Buffer> pinned = backend->allocate(bytes, MemoryPlace::kHost);  // kernels read it, too
@@ -89,10 +93,12 @@ std::vector<py::array_t<float>> cuda_gathered_rows(Floats table, const std::vect
 
 void register_cuda(py::module_& module) {
   module.def("cuda_engine", &cuda_engine, py::arg("weights"), py::arg("config"), py::arg("plugin"), py::kw_only(),
-             py::arg("dtype") = "float32", py::arg("graphs") = true, py::arg("times_steps") = false);
+             py::arg("dtype") = "float32", py::arg("graphs") = true, py::arg("times_steps") = false,
+             py::arg("library_rows") = std::nullopt);
   module.def("cuda_last_logits", &cuda_last_logits, py::arg("weights"), py::arg("tokens"), py::arg("plugin"),
              py::kw_only(), py::arg("chunk"), py::arg("kv_cache_dtype") = "float32", py::arg("dtype") = "float32",
-             py::arg("swaps") = false, py::arg("times_steps") = false);
+             py::arg("swaps") = false, py::arg("times_steps") = false, py::arg("deterministic") = true,
+             py::arg("library_rows") = std::nullopt);
   module.def("cuda_gathered_rows", &cuda_gathered_rows, py::arg("table"), py::arg("picks"), py::arg("plugin"));
 }
 
