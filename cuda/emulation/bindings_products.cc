@@ -46,7 +46,7 @@ void multiply(cuda::DenseProducts& products, const py::array& in, const py::arra
 
 void bind_products(py::module_& module) {
   py::register_local_exception<cuda::LibraryError>(module, "LibraryError", PyExc_RuntimeError);
-  py::class_<cuda::DenseProducts>(module, "DenseProducts")
+  py::class_<cuda::DenseProducts>(module, "DenseProducts", py::module_local())
       .def(py::init(&make_products), py::arg("soname"), py::arg("folders"), py::arg("deterministic"),
            py::arg("workspace") = py::none())
       .def(

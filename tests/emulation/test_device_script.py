@@ -28,7 +28,9 @@ def test_a_dry_run_passes_and_records_no_figures(tmp_path):
     results = [json.loads(line) for line in (tmp_path / "emulated.jsonl").read_text().splitlines()]
     assert all(result["emulated"] and not FIGURES & set(result) for result in results)
     by_part = {result["name"]: result for result in results}
-    assert {"conformance", "kernels", "sanitizer", "peaks", "decode attention", "linear"} <= set(by_part)
+    parts = {"conformance", "kernels", "sanitizer", "peaks", "decode attention", "linear", "determinism"}
+    assert parts <= set(by_part)
+    assert by_part["determinism"]["same_bits"]
     assert "an_element_of_a_product_does_not_depend_on_its_place" in by_part["conformance"]["passed"]
     assert by_part["kernels"]["passed"]
     assert not by_part["kernels"]["failed"]
