@@ -71,6 +71,17 @@ def test_the_device_says_what_it_uses(device, options, says):
         assert engine.device == says
 
 
+def test_the_plan_knows_what_the_library_takes():
+    weights = tiny_weights("bfloat16", **TENSOR_CORES)
+    planned, held = {}, {}
+    for deterministic in (True, False):
+        options = {**BF16, "library_rows": 8, "deterministic": deterministic}
+        with emulated_device() as plugin, cuda_engine(weights, plugin, **options) as engine:
+            planned[deterministic] = engine.plan.total_bytes
+            held[deterministic] = _emulated.device_counts()["held_bytes"]
+    assert planned[False] - planned[True] == held[False] - held[True] > 4 << 20
+
+
 def test_graphs_take_the_library_along():
     """A request alone: its steps are the same in both runs. What is chosen for a shape is chosen once."""
     weights = tiny_weights("bfloat16", **tiny_models.QWEN2, **TENSOR_CORES)
