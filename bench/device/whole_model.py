@@ -6,7 +6,7 @@ the batch's keys and values, at this run's copy bandwidth; the share is floor / 
 device's clock, from the end of a step to the begin of the next one, as a share of the time from begin to begin. Host
 time: of the engine's thread from begin to begin, without what it waits for the device; both are medians of the same
 steps. Processor time: of all threads, waiting included, over the steps. Prompts: one of 2k tokens, its length over the
-time to its first token.
+time to its first token; with `deterministic` off by cuBLASLt, where that is found.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def synthetic_weights(core, spec):
     return weights
 
 
-def open_engine(job, core, weights, load):
+def open_engine(job, core, weights, load, *, deterministic=True):
     from in_process import BLOCK_SIZE
 
     batch, longest = max(load.batches), max(load.context, load.prompt)
@@ -98,6 +98,7 @@ def open_engine(job, core, weights, load):
     config = core.EngineConfig(
         max_model_len=longest + 1, max_num_seqs=batch, max_num_batched_tokens=max(2048, batch),
         block_size=BLOCK_SIZE, kv_cache_memory=blocks * BLOCK_SIZE * token_bytes(weights.spec),
+        deterministic=deterministic,
     )  # fmt: skip
     if job.device.emulated:
         plugin = job.device.module.plugin_table()
@@ -138,6 +139,13 @@ def measure(job, core, name, spec):
                 decode_row(job, engine, weights, name, (prompts[:batch], load.output))
     finally:
         engine.shutdown()
+    del engine
+    if job.has(15, f"{name}, not deterministic"):
+        engine = open_engine(job, core, weights, replace(load, batches=[1]), deterministic=False)
+        try:
+            prompt_rate(job, engine, f"{name}, not deterministic", rng, (load.prompt, spec.vocab_size))
+        finally:
+            engine.shutdown()
 
 
 def arrivals(engine, prompts, count):
