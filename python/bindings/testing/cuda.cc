@@ -28,8 +28,8 @@ CudaOptions options_of(const std::string& dtype, bool deterministic, std::option
 }
 
 std::unique_ptr<Engine> cuda_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                    const py::capsule& plugin, const std::string& dtype, bool graphs,
-                                    bool times_steps, std::optional<int> library_rows) {
+                                    const py::capsule& plugin, const std::string& dtype, bool graphs, bool times_steps,
+                                    std::optional<int> library_rows) {
   const PluginTable& table = table_of(plugin);
   CudaOptions options = options_of(dtype, config.deterministic, library_rows);
   options.graphs = graphs;
@@ -68,8 +68,15 @@ py::array_t<float> cuda_last_logits(const Weights& weights, const std::vector<To
 std::vector<py::array_t<float>> cuda_gathered_rows(Floats table, const std::vector<std::vector<int>>& picks,
                                                    const py::capsule& plugin) {
   const TensorView on_host = view(table);
-  const std::unique_ptr<Backend> backend = make_cuda_backend(table_of(plugin), options_of("float32", true, std::nullopt));
-  backend->reserve({1, 1, 1, on_host.cols, {1, 1, 2}, on_host.rows, on_host.cols});
+  const std::unique_ptr<Backend> backend =
+      make_cuda_backend(table_of(plugin), options_of("float32", true, std::nullopt));
+  backend->reserve({.tokens = 1,
+                    .sequences = 1,
+                    .context_len = 1,
+                    .input_cols = on_host.cols,
+                    .shape = {1, 1, 2},
+                    .result_rows = on_host.rows,
+                    .result_cols = on_host.cols});
   const std::size_t bytes = static_cast<std::size_t>(on_host.rows) * static_cast<std::size_t>(on_host.cols) * 4;
   const std::unique_ptr<Buffer> pinned = backend->allocate(bytes, MemoryPlace::kHost);  // kernels read it, too
   std::memcpy(pinned->data(), on_host.data, bytes);
