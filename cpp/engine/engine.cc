@@ -51,7 +51,9 @@ SchedulerLimits scheduler_limits(const EngineConfig& config, const MemoryPlan& p
 Engine::Engine(std::shared_ptr<const Weights> weights, const EngineConfig& config, std::shared_ptr<Team> team,
                const DeviceOptions& device)
     : Engine(weights, config, std::move(team), [&](ThreadPool& pool) {
-        return make_backend(pool, {device.kind, device.isa, config.deterministic}, weights->formats());
+        DeviceOptions all = device;
+        all.deterministic = config.deterministic;
+        return make_backend(pool, all, weights->formats());
       }) {}
 
 // Memory that the device does not have is a config that does not fit.

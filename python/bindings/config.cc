@@ -77,7 +77,8 @@ MemoryPlan make_plan(const ModelSpec& spec, const std::string& weights_dtype, co
   check_config(config, spec);
   ThreadPool pool(threads);
   const WeightFormats formats = weight_formats(spec, sources, weights_dtype);
-  const std::unique_ptr<Backend> backend = make_backend(pool, {device_kind(device), "", config.deterministic}, formats);
+  const std::unique_ptr<Backend> backend =
+      make_backend(pool, {.kind = device_kind(device), .isa = "", .deterministic = config.deterministic}, formats);
   return plan_memory(spec, formats, config, *backend);
 }
 
