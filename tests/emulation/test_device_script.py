@@ -34,7 +34,7 @@ def test_a_dry_run_passes_and_records_no_figures(tmp_path):
     assert "an_element_of_a_product_does_not_depend_on_its_place" in by_part["conformance"]["passed"]
     assert by_part["kernels"]["passed"]
     assert not by_part["kernels"]["failed"]
-    assert by_part["whole model"]["timed_steps"] > 1
+    assert max(result.get("timed_steps", 0) for result in results if result["name"] == "whole model") > 1
 
 
 def test_without_a_device_it_says_so_in_one_line():
