@@ -10,13 +10,13 @@ set(LLMSRV_CUDA_PLUGIN plugin.cu runtime.cu)
 list(TRANSFORM LLMSRV_CUDA_PLUGIN PREPEND ${PROJECT_SOURCE_DIR}/cuda/plugin/)
 
 # The launches as functions of Python, and kernels that only tests and measurements use.
-set(LLMSRV_CUDA_BINDINGS bindings_attention.cc bindings_conformance.cc bindings_hopper.cc bindings_linear.cc bindings_products.cc
-                         bindings_rows.cc bindings_sampling.cc)
+set(LLMSRV_CUDA_BINDINGS bindings_attention.cc bindings_communicator.cc bindings_conformance.cc bindings_hopper.cc
+                         bindings_linear.cc bindings_products.cc bindings_rows.cc bindings_sampling.cc)
 list(TRANSFORM LLMSRV_CUDA_BINDINGS PREPEND ${PROJECT_SOURCE_DIR}/cuda/emulation/)
 set(LLMSRV_CUDA_CONFORMANCE ${PROJECT_SOURCE_DIR}/cuda/conformance/hopper.cu
                             ${PROJECT_SOURCE_DIR}/cuda/conformance/peaks.cu
                             ${PROJECT_SOURCE_DIR}/cuda/conformance/wrappers.cu)
 
 # NVIDIA's libraries, opened at run time.
-set(LLMSRV_CUDA_LIBRARY cublaslt.cc dense_products.cc nvidia_library.cc)
+set(LLMSRV_CUDA_LIBRARY communicator.cc cublaslt.cc dense_products.cc nccl.cc nvidia_library.cc)
 list(TRANSFORM LLMSRV_CUDA_LIBRARY PREPEND ${PROJECT_SOURCE_DIR}/cuda/library/)

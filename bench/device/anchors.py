@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import statistics
 from itertools import pairwise
-from pathlib import Path
 
+from case_runner import wheel_folders
 from shapes import BLOCK_SIZE, DECODE, GROUPS, HEAD_DIM, KV_HEADS, PREFILL, PREFILL_GROUP
 
 WORKSPACE_BYTES = 256 << 20
@@ -36,7 +35,7 @@ class BlasLibrary:
     @staticmethod
     def _open():
         for major in (13, 12):
-            for folder in ["", *wheel_folders()]:
+            for folder in ["", *(f"{folder}/" for folder in wheel_folders())]:
                 try:
                     ctypes.CDLL(f"{folder}libcublasLt.so.{major}", mode=ctypes.RTLD_GLOBAL)
                     return ctypes.CDLL(f"{folder}libcublas.so.{major}")
@@ -60,15 +59,6 @@ class BlasLibrary:
                 self.BF16, k, ctypes.byref(zero), to, self.BF16, n, self.COMPUTE_FLOAT, self.DEFAULT,
             )
         )  # fmt: skip
-
-
-def wheel_folders():
-    """Where NVIDIA's wheels put cuBLAS."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        for inside in ("cu13/lib", "cublas/lib"):
-            if (Path(root) / inside).is_dir():
-                yield f"{root}/{inside}/"
 
 
 def anchors(job):

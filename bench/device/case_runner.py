@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -19,6 +21,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "emulation")]
 
 # On tensor cores the products of a step are lined up and cut off, not rounded one by one as on the emulator.
 TOLERANCE_FACTOR = 4.0
+LIBRARIES = {"cublaslt": "libcublasLt.so.13", "nccl": "libnccl.so.2"}
 SMALL = ("rms_norm", "move_blocks", "sample")
 
 
@@ -80,6 +83,21 @@ class DeviceMachine:
     def __init__(self, module):
         self.module = module
 
+    def library(self, name):
+        from machine import NotHere
+
+        try:
+            return find_library(name)
+        except LookupError as error:
+            raise NotHere(error.args[0]) from error
+
+    def require_capability(self, major, minor):
+        from machine import NotHere
+
+        capability = self.module.describe()["capability"]
+        if not has_capability(capability, major, minor):
+            raise NotHere(f"needs compute capability {major}.{minor}, and this device has {capability}")
+
     def run(self, kernel, written, /, **arguments):
         try:
             getattr(self.module, kernel)(**written, **arguments)
@@ -97,6 +115,35 @@ def make_machine(on):
     return Machine(module("_emulated_race" if on == "race checker" else "_emulated"), "shuffled")
 
 
+def has_capability(capability, major, minor):
+    """Whether a device's "9.0" is at least so much."""
+    return tuple(int(part) for part in capability.split(".")) >= (major, minor)
+
+
+def find_library(name):
+    """(soname, folders) of "cublaslt" or "nccl". Raises LookupError with the reasons."""
+    soname = LIBRARIES[name]
+    folders = [str(folder) for folder in wheel_folders()]
+    reasons = []
+    for path in [soname, *(f"{folder}/{soname}" for folder in folders)]:
+        try:
+            ctypes.CDLL(path)
+        except OSError as error:
+            reasons.append(str(error))
+        else:
+            return soname, folders
+    raise LookupError("; ".join(reasons))
+
+
+def wheel_folders():
+    """Where NVIDIA's wheels put their libraries, of this and of older versions."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for inside in ("cu13", "cublas", "nccl"):
+            if (Path(root) / inside / "lib").is_dir():
+                yield Path(root) / inside / "lib"
+
+
 def say(**line):
     print(json.dumps(line), flush=True)
 
@@ -108,12 +155,16 @@ def main():
     args = parser.parse_args()
     cases = all_cases()
     machine = make_machine(args.on)
+    from machine import NotHere
+
     broken = getattr(machine.module, "DeviceError", ())
     for name in args.names:
         say(begin=name)
         start = time.perf_counter()
         try:
             cases[name](machine)
+        except NotHere as error:
+            say(end=name, skipped=str(error))
         except Exception as error:  # noqa: BLE001 - whatever it was, it belongs into the table
             say(end=name, error=f"{type(error).__name__}: {error}")
             if isinstance(error, broken):

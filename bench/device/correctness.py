@@ -23,18 +23,24 @@ class Outcome:
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)  # what they need is not on this machine
     not_run: list[str] = field(default_factory=list)
     note: str = ""
 
     @property
     def summary(self):
         text = f"{len(self.passed)} passed, {len(self.failed)} failed"
+        if self.skipped:
+            text += f", {len(self.skipped)} skipped"
         if self.not_run:
             text += f", {len(self.not_run)} not run: {', '.join(self.not_run)}"
         return f"{text}{'; ' + self.note if self.note else ''}"
 
     def as_result(self):
-        return {"passed": self.passed, "failed": self.failed, "not_run": self.not_run, "note": self.note}
+        return {
+            "passed": self.passed, "failed": self.failed, "skipped": self.skipped, "not_run": self.not_run,
+            "note": self.note,
+        }  # fmt: skip
 
 
 class Lines:
@@ -91,6 +97,8 @@ def run_once(run, names, deadline, outcome, on, prefix=()):
             left.remove(current)
         elif "error" in line:
             outcome.failed[line["end"]], current = line["error"], None
+        elif "skipped" in line:
+            outcome.skipped[line["end"]], current = line["skipped"], None
         else:
             outcome.passed.append(line["end"])
             current = None
@@ -147,6 +155,7 @@ def sanitize(run, sanitizer, tool, names, deadline, total):
         total.note = "compute-sanitizer does not work on this machine: device not supported"
         return
     total.passed += [f"{tool} {name}" for name in outcome.passed]
+    total.skipped |= outcome.skipped
     if code is not None:
         total.failed |= {f"{tool} {name}": error for name, error in outcome.failed.items()}
     if code == SANITIZER_EXIT:

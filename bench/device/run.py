@@ -60,6 +60,8 @@ class Run:
         outcome = run_sanitizer(self, names) if part == "sanitizer" else run_cases(self, names, self.deadline(part))
         for name, error in outcome.failed.items():
             self.say(part, f"FAILED {name}: {error}")
+        for name, reason in outcome.skipped.items():
+            self.say(part, f"skipped {name}: {reason}")
         self.report.add(f"{part:<18} {outcome.summary}", name=part, **outcome.as_result())
         if outcome.failed or outcome.not_run:
             self.failed.append(part)

@@ -62,6 +62,7 @@ inline int cols_of(const pybind11::array& memory) { return static_cast<int>(memo
 cuda::PackedFormat format_named(const std::string& name);
 
 void bind_attention(pybind11::module_& module);
+void bind_communicator(pybind11::module_& module);
 void bind_conformance(pybind11::module_& module);
 void bind_device(pybind11::module_& module);  // of the emulator alone
 void bind_hopper(pybind11::module_& module);
@@ -72,6 +73,7 @@ void bind_rows(pybind11::module_& module);
 void bind_sampling(pybind11::module_& module);
 inline void bind_launches(pybind11::module_& module) {
   bind_attention(module);
+  bind_communicator(module);
   bind_conformance(module);
   bind_hopper(module);
   bind_linear(module);

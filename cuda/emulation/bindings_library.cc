@@ -42,6 +42,9 @@ void product_linear(const py::array& in, const py::array& panels, const py::obje
 
 void bind_library(py::module_& module) {
   module.def("wheel_folders", &cuda::wheel_folders);
+  module.def("living_communicators", [](const std::string& soname, const std::vector<std::string>& folders) {
+    return cuda::NvidiaLibrary({soname, folders, "build it"}).function<int()>("stand_in_communicators")();
+  });
   module.def("library_path", [](const std::string& soname, const std::vector<std::string>& folders) {
     return cuda::NvidiaLibrary({soname, folders, "pip install it"}).path();
   });

@@ -30,7 +30,7 @@ Functions::Functions(const NvidiaLibrary& library) {
 }
 
 LibrarySearch search_beside(const std::string& file) {
-  return {"libcublasLt.so.13", wheel_folders(file), "pip install \"llmsrv[cuda13]\" brings it"};
+  return {"libcublasLt.so.13", wheel_folders(file, "cu13"), "pip install \"llmsrv[cuda13]\" brings it"};
 }
 
 }  // namespace llmsrv::cuda::cublaslt

@@ -71,9 +71,9 @@ void* NvidiaLibrary::symbol(const char* name) const {
   return found;
 }
 
-std::vector<std::string> wheel_folders(const std::string& file) {
+std::vector<std::string> wheel_folders(const std::string& file, const std::string& wheel) {
   const std::filesystem::path site_packages = std::filesystem::absolute(file).parent_path().parent_path();
-  const std::filesystem::path folder = site_packages / "nvidia" / "cu13" / "lib";
+  const std::filesystem::path folder = site_packages / "nvidia" / wheel / "lib";
   if (!std::filesystem::is_directory(folder)) return {};
   return {folder.string()};
 }

@@ -42,8 +42,8 @@ class NvidiaLibrary {
   std::string path_;
 };
 
-// Where pip puts NVIDIA's wheels for CUDA 13, when `file` is part of an installed package:
-// site-packages/nvidia/cu13/lib.
-std::vector<std::string> wheel_folders(const std::string& file);
+// Where pip puts NVIDIA's wheels, when `file` is part of an installed package: site-packages/nvidia/WHEEL/lib, "cu13"
+// for most of CUDA 13. Empty when there is none.
+std::vector<std::string> wheel_folders(const std::string& file, const std::string& wheel);
 
 }  // namespace llmsrv::cuda

@@ -1,6 +1,7 @@
 """Every check of kernels: its file registers it when it is imported."""
 
 import attention_cases  # noqa: F401
+import communicator_cases  # noqa: F401
 import hopper_cases  # noqa: F401
 import hopper_wrapper_cases  # noqa: F401
 import linear_cases  # noqa: F401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +35,10 @@ def further_case(function):
     """Registers a check of kernels whose barriers another case looks after."""
     CASES.append(function)
     return function
+
+
+class NotHere(Exception):
+    """What a check of kernels needs and this machine lacks."""
 
 
 class RaceError(AssertionError):
@@ -76,6 +81,13 @@ class Machine:
         race = self.module.take_race()
         if race:
             raise RaceError(race)
+
+    def library(self, name):
+        """(soname, folders) of what stands in for "cublaslt" or "nccl"."""
+        return f"libllmsrv_stand_in_{name}.so", [str(Path(self.module.__file__).parent)]
+
+    def require_capability(self, major, minor):
+        """Raises NotHere on a device of a lower compute capability; the emulator knows them all."""
 
     @contextmanager
     def without(self, site):

@@ -54,7 +54,8 @@ for name in sys.argv[sys.argv.index("--on") + 2 :]:
     if name == "hangs":
         pathlib.Path(__file__).with_name("hanging").touch()
         time.sleep(600)
-    print(json.dumps({"end": name, "error": "AssertionError: 3"} if name == "wrong" else {"end": name}), flush=True)
+    how = {"wrong": {"error": "AssertionError: 3"}, "needs more": {"skipped": "no such library"}}.get(name, {})
+    print(json.dumps({"end": name} | how), flush=True)
 """
 
 
@@ -80,6 +81,14 @@ def test_a_case_that_dies_takes_only_itself_along(run_cases):
     assert outcome.failed["wrong"] == "AssertionError: 3"
     assert outcome.failed["dies"].startswith("died")
     assert not outcome.not_run
+
+
+def test_a_case_that_lacks_something_is_neither_passed_nor_failed(run_cases):
+    outcome = run_cases("one", "needs more", "two")
+    assert outcome.passed == ["one", "two"]
+    assert outcome.skipped == {"needs more": "no such library"}
+    assert not outcome.failed
+    assert outcome.summary == "2 passed, 0 failed, 1 skipped"
 
 
 def test_a_case_that_hangs_ends_with_its_part(run_cases):

@@ -57,10 +57,11 @@ print(module.library_path({STAND_IN!r}, folders[::-1]))
 
 def test_wheels_are_found_beside_the_package(tmp_path):
     plugin = tmp_path / "llmsrv" / "libllmsrv_cuda.so"
-    assert _emulated.wheel_folders(str(plugin)) == []
-    wheels = tmp_path / "nvidia" / "cu13" / "lib"
-    wheels.mkdir(parents=True)
-    assert _emulated.wheel_folders(str(plugin)) == [str(wheels)]
+    for wheel in ("cu13", "nccl"):
+        assert _emulated.wheel_folders(str(plugin), wheel) == []
+        wheels = tmp_path / "nvidia" / wheel / "lib"
+        wheels.mkdir(parents=True)
+        assert _emulated.wheel_folders(str(plugin), wheel) == [str(wheels)]
 
 
 def test_a_library_without_a_function_is_one_sentence():
