@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 
 import numpy as np
-from case_runner import module
+from case_runner import find_library, has_capability, module
 
 COLD_BYTES = 512 << 20  # several times the largest cache of a device
 SECONDS = 0.4  # of measuring per row
@@ -48,6 +49,12 @@ class Real:
         repeats = max(5, min(2000, int(SECONDS * 1e3 / max(warm, 1e-3))))
         return statistics.median(graph.milliseconds(repeats)) / 1e3 / len(calls)
 
+    def fp8_library(self):
+        """(soname, folders) of what multiplies fp8. Raises LookupError."""
+        if not has_capability(self.description["capability"], 8, 9):
+            raise LookupError("this device has no products of fp8")
+        return find_library("cublaslt")
+
     def copies(self, nbytes):
         """How many of so many bytes do not fit into any cache."""
         return max(1, -(-COLD_BYTES // nbytes))
@@ -80,6 +87,9 @@ class Emulated:
     def seconds(self, calls):
         for call in calls:
             call()
+
+    def fp8_library(self):
+        return "libllmsrv_stand_in_cublaslt.so", [str(Path(self.module.__file__).parent)]
 
     def copies(self, nbytes):
         return 1

@@ -7,3 +7,4 @@ PREFILL = [2048, 8192, 32768]
 PREFILL_GROUP = 4
 LINEAR = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}  # outputs, columns
 LINEAR_TOKENS = [1, 8, 64]
+FP8_TOKENS = [1, 8, 64, 512]

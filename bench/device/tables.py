@@ -10,7 +10,18 @@ from __future__ import annotations
 import numpy as np
 from anchors import BlasLibrary, NotHere
 from case_runner import module
-from shapes import BLOCK_SIZE, DECODE, GROUPS, HEAD_DIM, KV_HEADS, LINEAR, LINEAR_TOKENS, PREFILL, PREFILL_GROUP
+from shapes import (
+    BLOCK_SIZE,
+    DECODE,
+    FP8_TOKENS,
+    GROUPS,
+    HEAD_DIM,
+    KV_HEADS,
+    LINEAR,
+    LINEAR_TOKENS,
+    PREFILL,
+    PREFILL_GROUP,
+)
 
 KV_TYPES = {"bf16": np.uint16, "fp8": np.uint8}
 FORMATS = ["bf16", "q4_1"]
@@ -150,6 +161,7 @@ def linear(job):
                 what = f"{name} {rows} x {cols}, {format_name}, M = {tokens}"
                 if job.has(2, what):
                     linear_row(job, what, (tokens, rows, cols), format_name, blas)
+        fp8_linear(job, name, rows, cols)
 
 
 def linear_row(job, what, shape, format_name, blas):
@@ -181,4 +193,47 @@ def linear_row(job, what, shape, format_name, blas):
     job.row(
         what, f"{(seconds or 0) * 1e6:9.1f} us {gb or 0:6.0f} GB/s", beside, tokens=tokens, rows=rows, cols=cols,
         format=format_name, **result,
+    )  # fmt: skip
+
+
+def fp8_linear(job, name, rows, cols):
+    """A shape by cuBLASLt in fp8: quantizing the inputs, the product, the scales."""
+    device = job.device
+    try:
+        library = device.fp8_library()
+    except LookupError as error:
+        job.not_run(f"{name} {rows} x {cols}, fp8", error)
+        return
+    for tokens in FP8_TOKENS[: 2 if device.emulated else None]:
+        what = f"{name} {rows} x {cols}, fp8, M = {tokens}"
+        if job.has(2, what):
+            fp8_row(job, what, (tokens, rows, cols), library)
+
+
+def fp8_row(job, what, shape, library):
+    device = job.device
+    tokens, rows, cols = shape
+    workspace = device.noise(1 << 12 if device.emulated else 32 << 20, np.uint8, "bytes")
+    products = device.module.Fp8Products(*library, workspace=workspace, deterministic=False)
+    products.prepare(rows, cols, tokens)
+    weights = [device.noise((rows, cols), np.uint8, "bytes") for _ in range(device.copies(rows * cols))]
+    source, out = (device.noise((tokens, n), np.uint16) for n in (cols, rows))
+    quantized = device.noise((tokens, cols), np.uint8, "bytes")
+    weight_scales, scales = (device.noise(n, np.float32) for n in (rows, tokens))
+    sums = device.noise((tokens, rows), np.float32)
+
+    def call(matrix):
+        return lambda: device.module.fp8_linear(
+            products=products, in_=source, weights=matrix, weight_scales=weight_scales, bias=None, out=out,
+            quantized=quantized, scales=scales, sums=sums, adds=False,
+        )  # fmt: skip
+
+    seconds = device.seconds([call(matrix) for matrix in weights])
+    device.forget()
+    gb = seconds and rows * cols / seconds / 1e9
+    tflop = seconds and 2e-12 * tokens * rows * cols / seconds
+    beside, share = job.share(gb, "gb_per_s")
+    job.row(
+        what, f"{(seconds or 0) * 1e6:9.1f} us {gb or 0:6.0f} GB/s {tflop or 0:5.0f} TFLOP/s", beside, tokens=tokens,
+        rows=rows, cols=cols, format="fp8", us=seconds and seconds * 1e6, gb_per_s=gb, tflop_per_s=tflop, share=share,
     )  # fmt: skip

@@ -65,6 +65,7 @@ void bind_attention(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 void bind_conformance(pybind11::module_& module);
 void bind_device(pybind11::module_& module);  // of the emulator alone
+void bind_fp8(pybind11::module_& module);
 void bind_hopper(pybind11::module_& module);
 void bind_library(pybind11::module_& module);  // of the host alone
 void bind_linear(pybind11::module_& module);
@@ -75,6 +76,7 @@ inline void bind_launches(pybind11::module_& module) {
   bind_attention(module);
   bind_communicator(module);
   bind_conformance(module);
+  bind_fp8(module);
   bind_hopper(module);
   bind_linear(module);
   bind_products(module);

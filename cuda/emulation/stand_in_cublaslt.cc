@@ -2,10 +2,12 @@
 // bits of a result: sums ascend for many columns of b and descend for few, and start in the middle where they may be
 // split. A product on a stream is handed to who owns the emulated streams (stand_in_queue()); without one it is done at
 // once.
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "cpp/base/float16.h"
@@ -17,6 +19,7 @@ constexpr int kInvalid = 7;
 constexpr int kNotSupported = 15;
 constexpr int kFloat32 = 0;
 constexpr int kBfloat16 = 14;
+constexpr int kFloat8 = 28;
 constexpr std::uint64_t kManyColumns = 64;
 
 enum class Order : std::uint64_t { kAscending = 1, kDescending = 2, kSplit = 3 };
@@ -49,10 +52,18 @@ int searches = 0;
 int products = 0;
 void (*queue)(void* stream, std::function<void()> work) = nullptr;
 
+float e4m3_to_float(std::uint8_t bits) {
+  if ((bits & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  const std::uint32_t places = static_cast<std::uint32_t>(bits & 0x80) << 24 | static_cast<std::uint32_t>(bits & 0x7f)
+                                                                                   << 20;
+  return std::bit_cast<float>(places) * 0x1p120f;  // exponents count from 2^-7 there, from 2^-127 here
+}
+
 // Column by column.
 float element(const void* matrix, const Layout& layout, std::uint64_t row, std::uint64_t col) {
   const std::uint64_t at = row + col * static_cast<std::uint64_t>(layout.stride);
   if (layout.type == kFloat32) return static_cast<const float*>(matrix)[at];
+  if (layout.type == kFloat8) return e4m3_to_float(static_cast<const std::uint8_t*>(matrix)[at]);
   return llmsrv::bf16_to_float(static_cast<const std::uint16_t*>(matrix)[at]);
 }
 void set_element(void* matrix, const Layout& layout, std::uint64_t row, std::uint64_t col, float value) {
@@ -139,7 +150,7 @@ int cublasLtMatmulDescSetAttribute(Operation* operation, int attribute, const vo
   return take(operation->transposes[attribute - 3], value, bytes);
 }
 int cublasLtMatrixLayoutCreate(Layout** layout, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t stride) {
-  if (type != kFloat32 && type != kBfloat16) return kInvalid;
+  if (type != kFloat32 && type != kBfloat16 && type != kFloat8) return kInvalid;
   *layout = new Layout{type, rows, cols, stride};
   return kSuccess;
 }
@@ -168,10 +179,12 @@ int cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, 
   return kInvalid;
 }
 
-int cublasLtMatmulAlgoGetHeuristic(int*, Operation*, Layout*, Layout* b, Layout*, Layout*, Preference* preference, int,
-                                   Result* results, int* found) {
+int cublasLtMatmulAlgoGetHeuristic(int*, Operation*, Layout* a, Layout* b, Layout*, Layout* d, Preference* preference,
+                                   int, Result* results, int* found) {
   ++searches;
   *found = 0;
+  if (a->type != b->type || d->type == kFloat8) return kNotSupported;
+  if (a->type == kFloat8 && (a->rows % 16 != 0 || a->cols % 16 != 0)) return kNotSupported;
   for (const std::uint32_t alignment : preference->alignments) {
     if (alignment > 16) return kNotSupported;
   }

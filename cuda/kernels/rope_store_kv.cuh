@@ -79,11 +79,7 @@ struct LanePairs {
     for_each(half, [&](int j, int) {
       largest = max(largest, max(__float_as_uint(low[j]) & 0x7fffffffu, __float_as_uint(high[j]) & 0x7fffffffu));
     });
-    LLMSRV_UNROLL
-    for (int step = kWarpThreads / 2; step > 0; step /= 2) {
-      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, step));
-    }
-    const Scale scale = scale_for<To>(largest);
+    const Scale scale = scale_for<To>(warp_max(largest));
     for_each(half, [&](int j, int i) {
       to[i] = narrow<To>(__fmul_rn(low[j], scale.inverse));
       to[i + half] = narrow<To>(__fmul_rn(high[j], scale.inverse));

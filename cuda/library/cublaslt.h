@@ -23,6 +23,7 @@ constexpr Status kSuccess = 0;
 // Values of the interface's enumerations.
 constexpr int kFloat32 = 0;              // cudaDataType_t
 constexpr int kBfloat16 = 14;            // cudaDataType_t
+constexpr int kFloat8 = 28;              // cudaDataType_t: e4m3
 constexpr int kComputeFloat32 = 68;      // cublasComputeType_t
 constexpr std::int32_t kTransposed = 1;  // cublasOperation_t
 enum class OperationAttribute : int { kTransposeA = 3, kTransposeB = 4 };

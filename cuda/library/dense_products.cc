@@ -51,13 +51,14 @@ void DenseProducts::prepare(const DenseShape& shape, int rows_max) {
     auto plan = std::make_unique<Plan>(functions_, shape, rows);
     const auto outputs = static_cast<std::uint64_t>(shape.outputs);
     const auto cols = static_cast<std::uint64_t>(shape.cols);
+    const int in_type = shape.fp8 ? cublaslt::kFloat8 : cublaslt::kBfloat16;
     const int out_type = shape.float_out ? cublaslt::kFloat32 : cublaslt::kBfloat16;
     require(functions_.create_operation(&plan->operation, cublaslt::kComputeFloat32, cublaslt::kFloat32), "a product");
     require(functions_.set_operation(plan->operation, OperationAttribute::kTransposeA, &cublaslt::kTransposed,
                                      sizeof cublaslt::kTransposed),
             "a transposed product");
-    require(functions_.create_layout(&plan->weights, cublaslt::kBfloat16, cols, outputs, shape.cols), "a layout");
-    require(functions_.create_layout(&plan->in, cublaslt::kBfloat16, cols, 1, shape.cols), "a layout");
+    require(functions_.create_layout(&plan->weights, in_type, cols, outputs, shape.cols), "a layout");
+    require(functions_.create_layout(&plan->in, in_type, cols, 1, shape.cols), "a layout");
     require(functions_.create_layout(&plan->out, out_type, outputs, 1, shape.outputs), "a layout");
     set_rows(*plan, options_.deterministic ? kReferenceRows : rows, shape.cols, shape.outputs);
     plan->algorithm = find(*plan);

@@ -1,4 +1,4 @@
-// out[t, n] (+)= sum_k x[t, k] w[n, k] of plain bf16 rows, by cuBLASLt.
+// out[t, n] (+)= sum_k x[t, k] w[n, k] of plain rows, bf16 or e4m3, by cuBLASLt.
 //
 // Deterministic (promise P3): every number of rows takes the one algorithm of its layer shape, found for
 // kReferenceRows rows among those that never split a sum; so the order of a row's sums does not depend on how many rows
@@ -22,14 +22,16 @@ struct DenseShape {
   int outputs = 0;  // n
   int cols = 0;     // k
   bool float_out = false;
+  // Both factors are e4m3, unscaled: on compute capability 8.9 and later, for outputs and columns in multiples of 16.
+  bool fp8 = false;
   bool operator==(const DenseShape&) const = default;
 };
 
 struct DenseProduct {
   DenseShape shape;
-  const void* in = nullptr;  // [rows, cols] of bf16; row t starts at t * in_stride
+  const void* in = nullptr;  // [rows, cols]; row t starts at t * in_stride
   int in_stride = 0;
-  const void* weights = nullptr;  // [outputs, cols] of bf16, back to back
+  const void* weights = nullptr;  // [outputs, cols], back to back
   void* out = nullptr;            // [rows, outputs]; row t starts at t * out_stride
   int out_stride = 0;
   int rows = 0;

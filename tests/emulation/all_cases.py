@@ -2,6 +2,7 @@
 
 import attention_cases  # noqa: F401
 import communicator_cases  # noqa: F401
+import fp8_cases  # noqa: F401
 import hopper_cases  # noqa: F401
 import hopper_wrapper_cases  # noqa: F401
 import linear_cases  # noqa: F401

@@ -193,11 +193,16 @@ def check_scaled(cache, expected):
     written = ~np.isnan(expected[..., 0])
     exact = expected[written]  # [vectors, head_dim]
     scales = np.moveaxis(cache.scales, -1, 1)[written].astype(np.float64)
-    assert_near(scales, np.abs(exact).max(axis=-1) / LARGEST[cache.dtype], 0.0, 2e-6)
+    check_nearest(cache.elements[written].view(np.uint8), scales, exact, cache.dtype)
+
+
+def check_nearest(codes, scales, exact, dtype):
+    """Rows of bytes and their scales [rows] against the rows that they stand for."""
+    assert_near(scales, np.abs(exact).max(axis=-1) / LARGEST[dtype], 0.0, 2e-6)
     targets = exact / scales[:, None]
-    numbers = MEANING[cache.dtype]
-    stored_numbers = numbers[cache.elements[written].view(np.uint8)]
-    nearest = numbers[nearest_bytes(targets, cache.dtype)]
+    numbers = MEANING[dtype]
+    stored_numbers = numbers[codes]
+    nearest = numbers[nearest_bytes(targets, dtype)]
     near_a_tie = np.abs(np.abs(stored_numbers - targets) - np.abs(nearest - targets)) < 1e-5 * np.abs(targets) + 1e-6
     assert ((stored_numbers == nearest) | near_a_tie).all()
 

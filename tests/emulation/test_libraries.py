@@ -128,3 +128,10 @@ def test_a_product_that_was_not_prepared_is_an_error():
     _, out = unwritten_with_gaps(5, 8, "f32")
     with pytest.raises(_emulated.LibraryError, match="was not prepared"):
         dense.multiply(stored(np.ones((5, 8)), "bf16"), weights, out)
+
+
+def test_fp8_products_want_multiples_of_16():
+    products = _emulated.Fp8Products(STAND_IN, [str(FOLDER)], workspace=np.empty(0, np.uint8), deterministic=True)
+    for outputs, cols in [(24, 32), (32, 24)]:
+        with pytest.raises(ValueError, match=r"^CUDA fp8 linear: 24 is no multiple of 16$"):
+            products.prepare(outputs, cols, 8)
