@@ -4,7 +4,7 @@ list(TRANSFORM LLMSRV_CUDA_LAUNCHES PREPEND ${PROJECT_SOURCE_DIR}/cuda/launch/)
 set(LLMSRV_CUDA_HOPPER_LAUNCHES ${PROJECT_SOURCE_DIR}/cuda/launch/attention_hopper.cu)
 
 # The launches behind the plug-in's table, and the rest of the plug-in.
-set(LLMSRV_CUDA_TABLE last_error.cu launches.cu products.cu)
+set(LLMSRV_CUDA_TABLE draws.cu last_error.cu launches.cu products.cu)
 list(TRANSFORM LLMSRV_CUDA_TABLE PREPEND ${PROJECT_SOURCE_DIR}/cuda/plugin/)
 set(LLMSRV_CUDA_PLUGIN plugin.cu runtime.cu)
 list(TRANSFORM LLMSRV_CUDA_PLUGIN PREPEND ${PROJECT_SOURCE_DIR}/cuda/plugin/)

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "cpp/base/check.h"
-#include "cpp/base/thread_pool.h"
 #include "cpp/cuda/constants.h"
 #include "cpp/cuda/device.h"
+#include "cpp/cuda/device_sampler.h"
 #include "cpp/cuda/lacking_kernels.h"
 #include "cpp/cuda/library_linear.h"
+#include "cpp/cuda/staging.h"
 #include "cpp/cuda/step_clock.h"
 #include "cpp/cuda/step_memory.h"
 #include "cpp/cuda/warp_groups.h"
-#include "cpp/sample/sampler.h"
 
 namespace llmsrv {
 namespace {
@@ -96,7 +96,6 @@ class CudaBackend final : public Backend {
         copies_(device_),
         computed_(device_),
         moved_(device_),
-        picked_(device_),
         has_warp_groups_(uses_warp_groups(device_, compute_, options.deterministic)),
         graphs_(device_, compute_) {
     if (options.times_steps) clock_.emplace(device_);
@@ -118,7 +117,8 @@ class CudaBackend final : public Backend {
 
   std::size_t workspace_bytes(const StepLimits& limits) const override {
     return rounded_up(ready_bytes(limits)) + rounded_up(partials_bytes(limits)) + rounded_up(picks_bytes(limits)) +
-           rounded_up(StepMemory::bytes(limits)) + (library_ ? library_->bytes(limits) : 0);
+           rounded_up(StepMemory::bytes(limits)) + rounded_up(DeviceSampler::bytes(limits)) +
+           (library_ ? library_->bytes(limits) : 0);
   }
 
   void reserve(const StepLimits& limits) override {
@@ -128,9 +128,9 @@ class CudaBackend final : public Backend {
     ready_.emplace(device_, ready_bytes(limits), MemoryPlace::kDevice);
     partials_.emplace(device_, partials_bytes(limits), MemoryPlace::kDevice);
     picks_.emplace(device_, picks_bytes(limits), MemoryPlace::kDevice);
-    picks_staging_.emplace(device_, picks_bytes(limits), MemoryPlace::kHost);
+    picks_staging_.emplace(device_, picks_bytes(limits));
     results_.emplace(device_, results_bytes(limits), MemoryPlace::kHost);
-    sampler_.emplace(limits.result_cols, limits.result_rows, alone_);
+    sampler_.emplace(device_, limits);
     if (library_) library_->reserve(limits);
   }
 
@@ -158,7 +158,7 @@ class CudaBackend final : public Backend {
   bool works_behind() const override { return true; }
   void finish() override {
     device_.select();
-    wait();
+    wait([this] { compute_.synchronize(); });
   }
   std::vector<StepTimes> step_times() const override { return clock_ ? clock_->recent() : std::vector<StepTimes>(); }
 
@@ -168,15 +168,16 @@ class CudaBackend final : public Backend {
     LLMSRV_CHECK(values * sizeof(float) <= results_->size());
     if (values > 0) compute_.copy(results_->data(), result.data, values * sizeof(float));
     if (clock_) clock_->end(compute_);
-    wait();
+    wait([this] { compute_.synchronize(); });
     return TensorView::f32(reinterpret_cast<float*>(results_->data()), result.rows, result.cols);
   }
 
  private:
-  // The caller waits for all that was asked for.
-  void wait() {
-    if (!clock_) return compute_.synchronize();
-    clock_->wait([this] { compute_.synchronize(); });
+  // Calls what waits for the device.
+  template <typename F>
+  void wait(const F& f) {
+    if (!clock_) return f();
+    clock_->wait(f);
   }
 
   void do_run_step(const StepInputs& inputs, const StepBody& body) override {
@@ -200,10 +201,8 @@ class CudaBackend final : public Backend {
 
   void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) override {
     LLMSRV_CHECK(rows.size_bytes() <= picks_->size());
-    picked_.synchronize();
-    std::copy(rows.begin(), rows.end(), reinterpret_cast<int*>(picks_staging_->data()));
-    compute_.copy(picks_->data(), picks_staging_->data(), rows.size_bytes());
-    picked_.record(compute_);
+    std::copy(rows.begin(), rows.end(), reinterpret_cast<int*>(picks_staging_->next()));
+    picks_staging_->copy(picks_->data(), rows.size_bytes(), compute_);
     run(launches_.gather_rows,
         device::GatherRows{rows_of(in), reinterpret_cast<const std::int32_t*>(picks_->data()), rows_of(out)});
   }
@@ -316,8 +315,14 @@ class CudaBackend final : public Backend {
     }
   }
 
-  void do_draw(TensorView logits, std::span<const SampleRow> rows) override { sampler_->sample(to_host(logits), rows); }
-  std::span<const Sampled> do_drawn() override { return sampler_->take(); }
+  void do_draw(TensorView logits, std::span<const SampleRow> rows) override {
+    sampler_->draw(logits, rows, compute_);
+    if (clock_) clock_->end(compute_);
+  }
+  std::span<const Sampled> do_drawn() override {
+    wait([this] { sampler_->wait(); });
+    return sampler_->drawn();
+  }
 
   static void copy_run(std::span<const KvLayer> from, std::span<const KvLayer> to, const BlockMove& first,
                        std::size_t count, const DeviceStream& stream) {
@@ -366,7 +371,6 @@ class CudaBackend final : public Backend {
   const DeviceStream copies_;
   const DeviceEvent computed_;  // on compute_, before the newest copies
   const DeviceEvent moved_;     // on copies_, after them
-  const DeviceEvent picked_;    // on compute_, after the newest copy of picks_staging_
   const bool has_warp_groups_;  // for prompts
   StepGraphs graphs_;
   StepLimits limits_;
@@ -376,10 +380,9 @@ class CudaBackend final : public Backend {
   std::optional<DeviceBuffer> ready_;     // [tokens, input_cols]: rows after a prologue
   std::optional<DeviceBuffer> partials_;  // what segments leave of attention's rows
   std::optional<DeviceBuffer> picks_;     // rows that gather_rows() takes, and where the host puts them
-  std::optional<DeviceBuffer> picks_staging_;
+  std::optional<Staging> picks_staging_;
   std::optional<DeviceBuffer> results_;  // what to_host() returns
-  ThreadPool alone_{1};
-  std::optional<Sampler> sampler_;
+  std::optional<DeviceSampler> sampler_;
   std::optional<StepClock> clock_;  // only where steps are measured
 };
 

@@ -2,10 +2,11 @@
 //
 // Memory: constants (one allocation), workspace and the step's inputs on the device, results and two staging buffers in
 // pinned host memory; all taken by hold() and reserve(). Streams: operations run on one, copies between the cache and
-// the swap pool on a second; events order the two where one touches what the other does. The host waits in to_host()
-// and finish(), so once per step that samples. A step that only decodes is a graph: one call for all of its launches.
-// Arithmetic: the residual stream and logits are float. Within a layer float32 mode is float throughout, in the CPU's
-// order of sums; otherwise bf16, with float sums. P3 holds for a fixed device and build, unless it is given up.
+// the swap pool on a second; events order the two where one touches what the other does. The host waits in drawn(),
+// once per step that samples, in to_host() and in finish(). A step that only decodes is a graph: one call for all of
+// its launches. Arithmetic: the residual stream and logits are float. Within a layer float32 mode is float throughout,
+// in the CPU's order of sums; otherwise bf16, with float sums. P3 holds for a fixed device and build, unless it is
+// given up.
 #pragma once
 
 #include <memory>

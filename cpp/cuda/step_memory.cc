@@ -37,23 +37,17 @@ StepMemory::StepMemory(const Device& device, const StepLimits& limits, int segme
     : segment_keys_(segment_keys),
       padded_most_(static_cast<std::size_t>(std::min(limits.tokens, limits.sequences))),
       partials_room_(partials_max(limits, segment_keys)),
-      device_memory_(device, bytes(limits), MemoryPlace::kDevice) {
-  for (std::unique_ptr<Staging>& staging : staging_) staging = std::make_unique<Staging>(device, bytes(limits));
-}
+      device_memory_(device, bytes(limits), MemoryPlace::kDevice),
+      staging_(device, bytes(limits)) {}
 
 const device::Range* StepMemory::ranges() const {
   return reinterpret_cast<const device::Range*>(device_ints(4 * rows_));
 }
 
 void StepMemory::upload(const StepInputs& inputs, const DeviceStream& stream) {
-  Staging& staging = *staging_[next_staging_];
-  next_staging_ = (next_staging_ + 1) % staging_.size();
-  staging.copied.synchronize();  // of the step before the last
-  auto* begin = reinterpret_cast<std::int32_t*>(staging.memory.data());
+  auto* begin = reinterpret_cast<std::int32_t*>(staging_.next());
   const std::size_t bytes = static_cast<std::size_t>(fill(inputs, begin) - begin) * sizeof(std::int32_t);
-  LLMSRV_CHECK(bytes <= staging.memory.size());
-  stream.copy(device_memory_.data(), begin, bytes);
-  staging.copied.record(stream);
+  staging_.copy(device_memory_.data(), bytes, stream);
 }
 
 // A step whose ranges are all decoded by segments is padded.

@@ -7,13 +7,12 @@
 // fills one of two pinned buffers while the device may still read the other. Thread rule: as the backend.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 
 #include "cpp/cuda/device.h"
+#include "cpp/cuda/staging.h"
 #include "cpp/cuda/step_graphs.h"
 #include "cpp/ops/backend.h"
 
@@ -55,14 +54,6 @@ class StepMemory {
  private:
   static constexpr std::size_t kRangeInts = sizeof(device::Range) / sizeof(std::int32_t);
 
-  // One of the two that the host fills in turn.
-  struct Staging {
-    explicit Staging(const Device& device, std::size_t bytes)
-        : memory(device, bytes, MemoryPlace::kHost), copied(device) {}
-    DeviceBuffer memory;
-    DeviceEvent copied;  // the device has its copy
-  };
-
   const std::int32_t* device_ints(std::size_t index) const {
     return reinterpret_cast<const std::int32_t*>(device_memory_.data()) + index;
   }
@@ -75,8 +66,7 @@ class StepMemory {
   const std::size_t padded_most_;
   const int partials_room_;
   DeviceBuffer device_memory_;
-  std::array<std::unique_ptr<Staging>, 2> staging_;
-  std::size_t next_staging_ = 0;
+  Staging staging_;
   std::size_t rows_ = 0;
   std::size_t ranges_ = 0;
   RangeGroup by_segments_;

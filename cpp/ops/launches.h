@@ -147,11 +147,67 @@ struct CompareProducts {
   std::int32_t* unequal;
 };
 
+// Part of the words of a draw.
+struct IdList {
+  std::int32_t first;
+  std::int32_t count;
+};
+
+// How a row is drawn. What its lists name changes its logits before, as cpp/sample/penalties.h does.
+struct SampleRow {
+  double uniform;     // in [0, 1)
+  float temperature;  // 0: the likeliest
+  float top_p;        // 1 keeps all
+  float min_p;
+  std::int32_t top_k;  // 0 keeps all
+  IdList prompt;
+  IdList output;
+  IdList forbidden;
+  IdList allowed;    // none allows all
+  IdList biased;     // no id twice; as many biases follow behind, as their bits
+  float repetition;  // over prompt and output
+  float frequency;   // over output, as the next
+  float presence;
+  std::int32_t pending;  // the output has one more token, this one of `drawn`; negative: it has not
+  std::int32_t changes;  // 0: the logits stay as they are, and no list is read
+};
+
+// Draws token r from row r of the logits, as cpp/sample/sampler.h does.
+struct Sample {
+  Rows logits;            // kF32
+  const SampleRow* rows;  // [logits.rows]
+  const std::int32_t* words;
+  const std::int32_t* drawn;  // tokens of the draw before
+  float* weights;             // [logits.rows, logits.cols], workspace
+  std::int32_t* tokens;       // [logits.rows]
+  std::int32_t* finite;       // [logits.rows]; 0: a logit is NaN or infinite, and the token means nothing
+};
+
+struct LogprobRow {
+  std::int32_t row;        // of the logits and tokens
+  std::int32_t top_count;  // alternatives, at most logits.cols
+};
+
+// Log-probability and rank of tokens, and the likeliest tokens, as cpp/sample/logprobs.h tells them.
+struct Logprobs {
+  Rows logits;  // kF32
+  const LogprobRow* rows;
+  std::int32_t row_count;
+  const std::int32_t* tokens;  // [logits.rows]
+  float* logprobs;             // [row_count]
+  std::int32_t* ranks;         // [row_count]
+  std::int32_t* top_tokens;    // [row_count, top_stride], likeliest first, as the next
+  float* top_logprobs;
+  std::int32_t top_stride;
+};
+
 struct LaunchTable {
   std::int32_t segment_keys;  // keys of one segment of Attention; segments start at multiples of it
   // Head sizes of Attention whose queries are bf16 or fp16; with float queries it is any even one up to kHeadDimMax.
   const std::int32_t* head_dims;
   std::int32_t head_dim_count;
+  std::int32_t vocab_max;  // columns of Sample and Logprobs
+  std::int32_t top_logprobs_max;
   Code (*embed)(const Embed*, Stream);
   Code (*rms_norm)(const RmsNorm*, Stream);
   Code (*gated_mul)(const GatedMul*, Stream);
@@ -160,6 +216,8 @@ struct LaunchTable {
   Code (*rope_store_kv)(const RopeStoreKv*, Stream);
   Code (*attention)(const Attention*, Stream);
   Code (*compare_products)(const CompareProducts*, Stream);
+  Code (*sample)(const Sample*, Stream);
+  Code (*logprobs)(const Logprobs*, Stream);
 };
 
 }  // namespace llmsrv::device

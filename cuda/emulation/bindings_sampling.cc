@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "cuda/emulation/bindings.h"
 #include "cuda/launch/sampling.h"
 
@@ -6,23 +8,19 @@ namespace py = pybind11;
 namespace llmsrv::emulation {
 namespace {
 
-// The rows' lists, one after the other, as the step's array has them.
+// The rows' lists, one after the other, as the draw's array has them.
 struct Lists {
-  std::vector<std::int32_t> ids;
-  std::vector<float> biases;  // beside `ids`
+  std::vector<std::int32_t> words;
 
   cuda::IdRange add(const std::vector<std::int32_t>& list) {
-    const cuda::IdRange range{static_cast<int>(ids.size()), static_cast<int>(list.size())};
-    ids.insert(ids.end(), list.begin(), list.end());
-    biases.resize(ids.size());
+    const cuda::IdRange range{static_cast<int>(words.size()), static_cast<int>(list.size())};
+    words.insert(words.end(), list.begin(), list.end());
     return range;
   }
   cuda::IdRange add(const std::vector<std::pair<std::int32_t, float>>& list) {
-    const cuda::IdRange range{static_cast<int>(ids.size()), static_cast<int>(list.size())};
-    for (const auto& [id, bias] : list) {
-      ids.push_back(id);
-      biases.push_back(bias);
-    }
+    const cuda::IdRange range{static_cast<int>(words.size()), static_cast<int>(list.size())};
+    for (const auto& [id, bias] : list) words.push_back(id);
+    for (const auto& [id, bias] : list) words.push_back(std::bit_cast<std::int32_t>(bias));
     return range;
   }
 };
@@ -45,12 +43,13 @@ cuda::SampleRowOnDevice make_row(const py::dict& row, Lists& lists) {
   penalties.repetition = number("repetition");
   penalties.frequency = number("frequency");
   penalties.presence = number("presence");
-  penalties.any = row["penalizes"].cast<bool>();
+  penalties.pending = row["pending"].cast<std::int32_t>();
+  penalties.any = row["penalizes"].cast<bool>() ? 1 : 0;
   return made;
 }
 
 void sample(const py::array& logits, const std::vector<py::dict>& rows, const py::object& allowed,
-            const py::array& weights, const py::array& tokens, const py::array& finite) {
+            const py::array& drawn, const py::array& weights, const py::array& tokens, const py::array& finite) {
   Lists lists;
   std::vector<cuda::SampleRowOnDevice> on_device;
   for (const py::dict& row : rows) on_device.push_back(make_row(row, lists));
@@ -58,8 +57,8 @@ void sample(const py::array& logits, const std::vector<py::dict>& rows, const py
   params.logits = matrix_pointer<float>(logits);
   params.logits_stride = stride_of(logits);
   params.rows = in_reach(on_device);
-  params.ids = in_reach(lists.ids);
-  params.biases = in_reach(lists.biases);
+  params.words = in_reach(lists.words);
+  params.drawn = pointer<std::int32_t>(drawn);
   params.allowed = pointer_or_null<std::uint32_t>(allowed);
   params.weights = pointer<float>(weights);
   params.tokens = pointer<std::int32_t>(tokens);
@@ -93,8 +92,8 @@ void logprobs(const py::array& logits, const std::vector<std::pair<int, int>>& r
 }  // namespace
 
 void bind_sampling(py::module_& module) {
-  module.def("sample", &sample, py::arg("logits"), py::arg("rows"), py::arg("allowed"), py::arg("weights"),
-             py::arg("tokens"), py::arg("finite"));
+  module.def("sample", &sample, py::arg("logits"), py::arg("rows"), py::arg("allowed"), py::arg("drawn"),
+             py::arg("weights"), py::arg("tokens"), py::arg("finite"));
   module.def("logprobs", &logprobs, py::arg("logits"), py::arg("rows"), py::arg("tokens"), py::arg("logprobs"),
              py::arg("ranks"), py::arg("top_tokens"), py::arg("top_logprobs"));
 }

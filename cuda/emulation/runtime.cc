@@ -125,13 +125,15 @@ Code wait_for_event(device::Stream stream, device::Event event) {
   return guarded([&] { wait(stream_of(stream), event_of(event)); });
 }
 
-void require_good() {
+// Of the host, whether there is something to wait for or not.
+void note_synchronization(bool waits) {
+  device_counts().synchronizations += waits ? 1 : 0;
   const auto good = device_options().good_synchronizations;
   if (good && static_cast<std::int64_t>(device_counts().synchronizations) > *good) throw Error("it is gone");
 }
 Code synchronize_event(device::Event event) {
   return guarded([&] {
-    require_good();
+    note_synchronization(is_ahead(event_of(event)));
     synchronize(event_of(event));
   });
 }
@@ -140,8 +142,7 @@ Code elapsed_between(device::Event from, device::Event to, double* seconds) {
 }
 Code synchronize_stream(device::Stream stream) {
   return guarded([&] {
-    ++device_counts().synchronizations;
-    require_good();
+    note_synchronization(is_busy(stream_of(stream)));
     synchronize(stream_of(stream));
   });
 }

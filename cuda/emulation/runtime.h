@@ -24,7 +24,7 @@ DeviceOptions& device_options();
 struct DeviceCounts {
   std::size_t held_bytes = 0;
   std::uint64_t allocations = 0;       // pinned ones too
-  std::uint64_t synchronizations = 0;  // of streams
+  std::uint64_t synchronizations = 0;  // in which the host had to wait
   std::uint64_t copies = 0;
   std::uint64_t graph_launches = 0;
   std::uint64_t warp_group_products = 0;  // of each thread

@@ -206,6 +206,16 @@ void wait(Stream* stream, Event* event) {
   stream->tasks.push_back({{}, event, event->recorded, event->recorded_by, false});
 }
 
+bool is_busy(const Stream* stream) {
+  const Lock lock(mutex());
+  return !stream->tasks.empty();
+}
+
+bool is_ahead(const Event* event) {
+  const Lock lock(mutex());
+  return event->done < event->recorded;
+}
+
 void synchronize(Stream* stream) {
   const Lock lock(mutex());
   require_no_capture(*stream, "a synchronization");

@@ -44,6 +44,9 @@ void destroy_event(Event* event);  // all work is run
 void submit(Stream* stream, Work work);
 void record(Event* event, Stream* stream);
 void wait(Stream* stream, Event* event);
+// Whether the host would have to wait for it.
+bool is_busy(const Stream* stream);
+bool is_ahead(const Event* event);
 // These run work, and pass on what it throws; what is left of a stream that failed never runs.
 void synchronize(Stream* stream);
 void synchronize(Event* event);

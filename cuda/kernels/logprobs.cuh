@@ -17,7 +17,7 @@ namespace llmsrv::cuda {
 constexpr int kTopLogprobsMax = kSampleThreads;
 
 struct LogprobRowOnDevice {
-  std::int32_t row;        // of the logits
+  std::int32_t row;        // of the logits, and of the tokens to tell of
   std::int32_t top_count;  // alternatives, at most the vocabulary
 };
 
@@ -25,7 +25,7 @@ struct LogprobParams {
   const float* logits = nullptr;  // [*, vocab]; row r starts at r * logits_stride
   int logits_stride = 0;
   const LogprobRowOnDevice* rows = nullptr;
-  const std::int32_t* tokens = nullptr;  // [row_count], the tokens to tell of
+  const std::int32_t* tokens = nullptr;  // [*], beside the logits
   float* logprobs = nullptr;             // [row_count]
   std::int32_t* ranks = nullptr;         // [row_count], 1 + the number of likelier tokens
   std::int32_t* top_tokens = nullptr;    // [row_count, top_stride], likeliest first, ties by id
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, 1) logprobs_kernel(const LogprobPara
   const int thread = static_cast<int>(threadIdx.x);
   const LogprobRowOnDevice row = p.rows[index];
   const float* logits = row_at(p.logits, row.row, p.logits_stride);
-  const float chosen = logits[p.tokens[index]];
+  const float chosen = logits[p.tokens[row.row]];
 
   Whole likeliest = 0;
   Whole likelier = 0;

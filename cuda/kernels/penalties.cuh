@@ -3,14 +3,15 @@
 //
 // A word per token gathers what the row's lists say of it: how often it was generated, and whether it is in the prompt,
 // forbidden, allowed, or has a bias. The words stand where the changed logits will: a thread turns its own tokens'
-// words into logits. Any number of lists of any length costs two passes over the row.
+// words into logits, then entry i of the list of biases the words of its token. Any number of lists of any length costs
+// two passes over the row.
 #pragma once
 
 #include "cuda/kernels/token_search.cuh"
 
 namespace llmsrv::cuda {
 
-// Part of the step's array of ids, SampleParams::ids.
+// Part of the draw's array of ids, SampleParams::words.
 struct IdRange {
   int first = 0;
   int count = 0;
@@ -21,11 +22,13 @@ struct RowPenalties {
   IdRange output;
   IdRange forbidden;
   IdRange allowed;          // none allows all
-  IdRange biased;           // their biases stand at the same places of SampleParams::biases
+  IdRange biased;           // no id twice; as many biases follow behind, as their bits
   float repetition = 1.0f;  // over prompt and output
   float frequency = 0.0f;   // over output
   float presence = 0.0f;
-  bool any = false;  // false: the logits stay as they are, and nothing above is read
+  // The output has one more token, this one of SampleParams::drawn; negative: it has not.
+  std::int32_t pending = -1;
+  std::int32_t any = 0;  // 0: the logits stay as they are, and nothing above is read
 };
 
 constexpr unsigned kInPrompt = 1u << 27;
@@ -40,7 +43,9 @@ __device__ inline void for_each_in(const IdRange& range, const F& f) {
   for (int i = static_cast<int>(threadIdx.x); i < range.count; i += kSampleThreads) f(range.first + i);
 }
 
-__device__ inline void gather_marks(const RowPenalties& row, const std::int32_t* ids, unsigned* marks) {
+__device__ inline void gather_marks(const RowPenalties& row, const std::int32_t* ids, const std::int32_t* drawn,
+                                    unsigned* marks) {
+  if (row.pending >= 0 && threadIdx.x == 0) atomicAdd(marks + drawn[row.pending], 1u);
   for_each_in(row.output, [&](int i) { atomicAdd(marks + ids[i], 1u); });
   for_each_in(row.prompt, [&](int i) { atomicOr(marks + ids[i], kInPrompt); });
   for_each_in(row.forbidden, [&](int i) { atomicOr(marks + ids[i], kForbidden); });
@@ -48,17 +53,11 @@ __device__ inline void gather_marks(const RowPenalties& row, const std::int32_t*
   for_each_in(row.biased, [&](int i) { atomicOr(marks + ids[i], kBiased); });
 }
 
-// The logit of a token that has these marks.
-__device__ inline float penalized(const RowPenalties& row, const std::int32_t* ids, const float* biases, int token,
-                                  unsigned marks, float logit) {
+// The logit of a token that has these marks, its bias included.
+__device__ inline float penalized(const RowPenalties& row, unsigned marks, float logit) {
   constexpr float kNever = -INFINITY;
   constexpr float kLargest = 3.402823466e38f;
   if ((marks & kForbidden) != 0 || (row.allowed.count > 0 && (marks & kAllowed) == 0)) return kNever;
-  if ((marks & kBiased) != 0) {
-    for (int i = row.biased.first; i < row.biased.first + row.biased.count; ++i) {
-      if (ids[i] == token) logit = __fadd_rn(logit, biases[i]);
-    }
-  }
   const unsigned count = marks & kCountMask;
   if (row.repetition != 1.0f && (count > 0 || (marks & kInPrompt) != 0)) {
     // An extreme penalty must not make infinity: that is what marks a token that may not be drawn.
@@ -70,18 +69,25 @@ __device__ inline float penalized(const RowPenalties& row, const std::int32_t* i
   return logit;
 }
 
-// Writes the changed logits of all tokens; token i by thread i % kSampleThreads.
-__device__ inline void penalize(const RowPenalties& row, const std::int32_t* ids, const float* biases,
+// Writes the changed logits of all tokens. A barrier must follow before they are read.
+__device__ inline void penalize(const RowPenalties& row, const std::int32_t* words, const std::int32_t* drawn,
                                 const float* logits, int vocab, float* changed) {
   auto* marks = reinterpret_cast<unsigned*>(changed);
   const int thread = static_cast<int>(threadIdx.x);
   for (int token = thread; token < vocab; token += kSampleThreads) marks[token] = 0;
   __syncthreads();  // no token has marks
-  gather_marks(row, ids, marks);
+  gather_marks(row, words, drawn, marks);
   __syncthreads();  // all marks are there
   for (int token = thread; token < vocab; token += kSampleThreads) {
-    changed[token] = penalized(row, ids, biases, token, marks[token], logits[token]);
+    if ((marks[token] & kBiased) == 0) changed[token] = penalized(row, marks[token], logits[token]);
   }
+  if (row.biased.count == 0) return;
+  __syncthreads();  // everybody has seen which tokens are left
+  for_each_in(row.biased, [&](int i) {
+    const int token = words[i];
+    const float bias = __uint_as_float(static_cast<unsigned>(words[i + row.biased.count]));
+    changed[token] = penalized(row, marks[token], __fadd_rn(logits[token], bias));
+  });
 }
 
 }  // namespace llmsrv::cuda

@@ -32,8 +32,8 @@ struct SampleParams {
   const float* logits = nullptr;  // [rows, vocab]; row r starts at r * logits_stride
   int logits_stride = 0;
   const SampleRowOnDevice* rows = nullptr;
-  const std::int32_t* ids = nullptr;       // what the rows' penalties list
-  const float* biases = nullptr;           // beside `ids`
+  const std::int32_t* words = nullptr;     // what the rows' penalties list
+  const std::int32_t* drawn = nullptr;     // tokens of the draw before, for rows that have one pending
   const std::uint32_t* allowed = nullptr;  // [rows, ceil(vocab / 32)], a bit per token; or none: all are
   float* weights = nullptr;                // [rows, vocab], workspace
   std::int32_t* tokens = nullptr;          // [rows]
@@ -70,7 +70,7 @@ __device__ inline Whole weigh(const SampleParams& p, const SampleRowOnDevice& ro
 __device__ inline Whole find_likeliest(const SampleParams& p, const float* logits, const float* changed,
                                        SearchShared& shared) {
   if (threadIdx.x == 0) shared.not_finite = 0;
-  __syncthreads();  // the flag is down
+  __syncthreads();  // the flag is down, and all changed logits are there
   Whole likeliest = 0;
   bool finite = true;
   for (int token = static_cast<int>(threadIdx.x); token < p.vocab; token += kSampleThreads) {
@@ -119,8 +119,9 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const SampleParams 
   const SampleRowOnDevice row = p.rows[index];
   const float* logits = row_at(p.logits, index, p.logits_stride);
   float* weights = row_at(p.weights, index, p.vocab);
-  if (row.penalties.any) penalize(row.penalties, p.ids, p.biases, logits, p.vocab, weights);
-  const float* changed = row.penalties.any ? weights : logits;
+  const bool changes = row.penalties.any != 0;
+  if (changes) penalize(row.penalties, p.words, p.drawn, logits, p.vocab, weights);
+  const float* changed = changes ? weights : logits;
 
   const Whole likeliest = find_likeliest(p, logits, changed, shared[0]);
   const bool finite = shared[0].not_finite == 0;

@@ -8,6 +8,7 @@
 #include "cuda/launch/linear.h"
 #include "cuda/launch/rows.h"
 #include "cuda/plugin/arguments.h"
+#include "cuda/plugin/draws.h"
 #include "cuda/plugin/last_error.h"
 
 namespace llmsrv::cuda {
@@ -201,6 +202,7 @@ void run(const device::Attention& launch, Stream stream) {
 void run(const device::CompareProducts& launch, Stream stream) {
   compare_products(launch.blocks, launch.unequal, stream);
 }
+using cuda::run;  // beside those above
 
 template <typename Launch>
 device::Code guarded(const Launch* launch, device::Stream stream) {
@@ -214,6 +216,8 @@ const device::LaunchTable& launch_table() {
       .segment_keys = kSegmentKeys,
       .head_dims = kHeadDims.data(),
       .head_dim_count = static_cast<std::int32_t>(kHeadDims.size()),
+      .vocab_max = kVocabMax,
+      .top_logprobs_max = kTopLogprobsMax,
       .embed = &guarded<device::Embed>,
       .rms_norm = &guarded<device::RmsNorm>,
       .gated_mul = &guarded<device::GatedMul>,
@@ -222,6 +226,8 @@ const device::LaunchTable& launch_table() {
       .rope_store_kv = &guarded<device::RopeStoreKv>,
       .attention = &guarded<device::Attention>,
       .compare_products = &guarded<device::CompareProducts>,
+      .sample = &guarded<device::Sample>,
+      .logprobs = &guarded<device::Logprobs>,
   };
   return kTable;
 }

@@ -14,7 +14,7 @@ def make_row(uniform=0.5, **given):
     row = {
         "uniform": uniform, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0, "prompt": [], "output": [],
         "forbidden": [], "allowed": [], "bias": [], "repetition": 1.0, "frequency": 0.0, "presence": 0.0,
-        "penalizes": False,
+        "pending": -1, "penalizes": False,
     }  # fmt: skip
     assert given.keys() <= row.keys()
     return row | given
@@ -54,12 +54,13 @@ def bits_of(allowed):
     return np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
 
 
-def sample_on(machine, logits, rows, allowed=None):
-    """(tokens, which rows were finite). The rows of the logits lie apart."""
+def sample_on(machine, logits, rows, allowed=None, drawn=()):
+    """(tokens, which rows were finite). The rows of the logits lie apart. `drawn`: tokens of the draw before."""
     tokens, finite = np.full(len(rows), -1, np.int32), np.full(len(rows), -1, np.int32)
     machine.run(
         "sample", {"tokens": tokens, "finite": finite, "weights": unwritten(logits.shape, "f32")},
         logits=with_gaps(logits, "f32"), rows=rows, allowed=None if allowed is None else bits_of(allowed),
+        drawn=np.array(drawn, np.int32),
     )  # fmt: skip
     return tokens, finite
 
@@ -137,14 +138,15 @@ def check_against_the_core(machine, rng, vocab, rows):
     """The same tokens from logits, lists and seeds drawn at random; every second row is changed by all that can."""
     logits = (rng.choice([0.3, 4, 20]) * numbers(rng, rows, vocab)).astype(np.float32)
     logits[:, rng.random(vocab) < 0.1] = -0.0
-    pairs = [random_row(rng, vocab, seed, penalizes=seed % 2 == 0) for seed in range(rows)]
-    tokens, finite = sample_on(machine, logits, [on_device for on_device, _ in pairs])
+    drawn = rng.integers(0, vocab, rows)
+    pairs = [random_row(rng, vocab, seed, penalizes=seed % 2 == 0, drawn=drawn) for seed in range(rows)]
+    tokens, finite = sample_on(machine, logits, [on_device for on_device, _ in pairs], drawn=drawn)
     assert finite.all()
     core = _testing.sample(logits, [_testing.SampleRow(**params) for _, params in pairs])
     assert tokens.tolist() == [token for token, _, _ in core]
 
 
-def random_row(rng, vocab, seed, penalizes):
+def random_row(rng, vocab, seed, penalizes, drawn):
     """(the row for the device, the same one's parameters for the core)"""
 
     def ids(most):
@@ -161,10 +163,13 @@ def random_row(rng, vocab, seed, penalizes):
     factors = {"repetition": one_of(0.5, 1, 1.3, 3e38), "frequency": one_of(-2, 0, 0.7), "presence": one_of(0, 1.1)}
     if not penalizes:
         factors = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
-    uniform = _testing.counter_uniform(seed, 1, len(lists["prompt"]) + len(lists["output"]))
+    pending = int(rng.integers(-1, len(drawn)))
+    known = lists | {"output": lists["output"] + ([int(drawn[pending])] if pending >= 0 else [])}
+    uniform = _testing.counter_uniform(seed, 1, len(known["prompt"]) + len(known["output"]))
     changes = factors | lists | {"allowed": allowed, "bias": [*bias.items()], "penalizes": penalizes}
+    changes["pending"] = pending
     core = {f"{name}_penalty": value for name, value in factors.items()}
-    core |= draw | lists | {"allowed_token_ids": allowed, "logit_bias": bias, "seed": seed, "choice": 1}
+    core |= draw | known | {"allowed_token_ids": allowed, "logit_bias": bias, "seed": seed, "choice": 1}
     return make_row(uniform, **draw, **changes), core
 
 
@@ -175,7 +180,7 @@ def logprobs(machine):
         logits = (5 * numbers(rng, 4, vocab)).astype(np.float32)
         logits[1] = np.round(logits[1])  # many ties
         rows = [(int(rng.integers(4)), top) for top in tops] + [(1, min(vocab, 12))]
-        chosen = rng.integers(0, vocab, len(rows)).astype(np.int32)
+        chosen = rng.integers(0, vocab, len(logits)).astype(np.int32)
         check_logprobs(machine, logits, rows, chosen)
 
 
@@ -187,7 +192,7 @@ def check_logprobs(machine, logits, rows, chosen):
     }  # fmt: skip
     machine.run("logprobs", out, logits=with_gaps(logits, "f32"), rows=rows, tokens=chosen)
     for i, (row, top) in enumerate(rows):
-        core = _testing.token_logprob(logits[row], int(chosen[i]), top)
+        core = _testing.token_logprob(logits[row], int(chosen[row]), top)
         assert out["ranks"][i] == core["rank"]
         assert out["top_tokens"][i, :top].tolist() == [token for token, _ in core["top"]]
         assert (out["top_tokens"][i, top:] == -1).all()

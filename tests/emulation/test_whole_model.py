@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import multiprocessing
 import re
-import sys
 
 import harness
 import numpy as np
 import pytest
 import tiny_models
 from tiny_models import TENSOR_CORES, cpu_engine, cuda_engine, emulated_device, furthest, greedy_requests, tiny_weights
+from waits import waits_of
 
 from llmsrv import _core, _emulated, _testing
 
 MODELS = {"llama": tiny_models.LLAMA, "qwen2": tiny_models.QWEN2, "gemma3": tiny_models.GEMMA3}
-ORDERS = ["late", "others first"]
 
 
 def tight_pool(weights, blocks=13):
@@ -168,34 +165,17 @@ def test_only_a_gpu_times_steps():
 def test_every_wait_of_the_host_code_is_needed():
     weights = tiny_weights(num_layers=1)
     tokens = harness.prompt(3, 60)
-    table, picks = np.arange(80, dtype=np.float32).reshape(10, 8), [[7, 1, 4], [2, 9, 0]]
+    table, picks = np.arange(80, dtype=np.float32).reshape(10, 8), [[7, 1, 4], [2, 9, 0], [3, 3, 8], [5, 6, 1]]
 
-    def results(order, left_out=""):
-        with emulated_device(order) as plugin:
-            _emulated.leave_out_wait(left_out)
-            logits = _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, swaps=True)
-            return np.concatenate([logits, *_testing.cuda_gathered_rows(table, picks, plugin)], axis=None)
+    def results(plugin):
+        logits = _testing.cuda_last_logits(weights, tokens, plugin, chunk=9, swaps=True)
+        rows = _testing.cuda_gathered_rows(table, picks, plugin)
+        assert len(rows) == len(picks)
+        return np.concatenate([logits, *rows], axis=None).tobytes()
 
-    _emulated.forget_waits()
-    right = {order: results(order) for order in ORDERS}
-    assert np.array_equal(right["late"], right["others first"])
-    assert np.array_equal(right["late"][-48:], table[picks].ravel())
-    waits = _emulated.reached_waits()
-    assert len(waits) >= 6
-
-    def compare(order, wait):
-        faulthandler.disable()
-        sys.exit(0 if np.array_equal(results(order, wait), right[order]) else 1)
-
-    def is_noticed(order, wait):
-        """In a process of its own: what was never copied may lead a kernel anywhere."""
-        child = multiprocessing.get_context("fork").Process(target=compare, args=(order, wait))
-        child.start()
-        child.join()
-        return child.exitcode != 0
-
-    assert not is_noticed("late", "no wait at all")
-    assert [wait for wait in sorted(waits) if not any(is_noticed(order, wait) for order in ORDERS)] == []
+    waits, unneeded = waits_of(results)
+    assert len(waits) >= 7
+    assert unneeded == []
 
 
 def test_an_engine_gives_all_of_its_memory_back():
@@ -210,7 +190,8 @@ def test_an_engine_gives_all_of_its_memory_back():
 
 def test_a_device_that_fails_ends_all_requests_and_the_engine():
     weights = tiny_weights()
-    with emulated_device(good_synchronizations=6) as plugin, cuda_engine(weights, plugin) as engine:
+    with emulated_device() as plugin, cuda_engine(weights, plugin) as engine:
+        _emulated.set_device(good_synchronizations=3)  # from now on
         results = harness.run(engine, greedy_requests(3, 20))
         assert not engine.stats().healthy
         assert "it is gone" in engine.stats().failure

@@ -39,6 +39,19 @@ def tiny_weights(dtype="bfloat16", seed=0, **changes):
     return weights
 
 
+def weights_with_a_nan_row(**changes):
+    """Token 50's embedding is NaN, and the head is another matrix: only a row that sees the token is hurt."""
+    spec = tiny_spec(tied_embeddings=False, **changes)
+    weights = _core.Weights(spec, dtype="float32", threads=1)
+    generator = np.random.default_rng(0)
+    for name, shape in _core.expected_weights(spec).items():
+        values = generator.normal(scale=1.0 / np.sqrt(shape[-1]), size=shape).astype(np.float32)
+        if name == "embed":
+            values[50] = np.nan
+        weights.set(name, "f32", list(shape), values)
+    return weights
+
+
 def config(**options):
     return _core.EngineConfig(
         **({"max_model_len": MAX_LEN, "kv_cache_memory": 1 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64,

@@ -10,7 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import EOS, MAX_LEN, VOCAB, Result, absorb, collect, engine, prompt, request, run, tiny_spec, tiny_weights
+from harness import (
+    EOS,
+    MAX_LEN,
+    VOCAB,
+    Result,
+    absorb,
+    collect,
+    engine,
+    prompt,
+    request,
+    run,
+    tiny_spec,
+    tiny_weights,
+    weights_with_a_nan_row,
+)
 
 from llmsrv import _core, _testing
 
@@ -185,19 +199,6 @@ def test_all_violations_come_at_once(weights):
         assert {path for path, _ in running.validate(bad)} == {
             "sampling.temperature", "sampling.top_p", "stopping.max_tokens",
         }  # fmt: skip
-
-
-def weights_with_a_nan_row(**changes):
-    """Token 50's embedding is NaN, and the head is another matrix: only a row that sees the token is hurt."""
-    spec = tiny_spec(tied_embeddings=False, **changes)
-    weights = _core.Weights(spec, dtype="float32", threads=1)
-    generator = np.random.default_rng(0)
-    for name, shape in _core.expected_weights(spec).items():
-        values = generator.normal(scale=1.0 / np.sqrt(shape[-1]), size=shape).astype(np.float32)
-        if name == "embed":
-            values[50] = np.nan
-        weights.set(name, "f32", list(shape), values)
-    return weights
 
 
 def test_a_model_that_yields_nan_fails_its_request_and_no_other():

@@ -99,14 +99,16 @@ class Drawer {
       : pool_(2), vocab_(vocab) {
     backend_ = plugin ? make_cuda_backend(*plugin->get_pointer<const PluginTable>(), {.inner_dtype = DType::kF32})
                       : make_cpu_backend(pool_, "");
-    backend_->reserve({.tokens = rows,
-                       .sequences = rows,
-                       .context_len = context_len,
-                       .input_cols = 32,
-                       .shape = {1, 1, 32},
-                       .result_rows = rows,
-                       .result_cols = vocab,
-                       .top_logprobs = top_logprobs});
+    const StepLimits limits{.tokens = rows,
+                            .sequences = rows,
+                            .context_len = context_len,
+                            .input_cols = 32,
+                            .shape = {1, 1, 32},
+                            .result_rows = rows,
+                            .result_cols = vocab,
+                            .top_logprobs = top_logprobs};
+    backend_->reserve(limits);
+    workspace_bytes_ = backend_->workspace_bytes(limits);
     const std::size_t bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(vocab) * sizeof(float);
     for (auto& logits : logits_) logits = backend_->allocate(bytes, MemoryPlace::kDevice);
   }
@@ -122,11 +124,13 @@ class Drawer {
     backend_->draw(TensorView::f32(values, static_cast<int>(logits.shape(0)), vocab_), core_rows);
   }
   py::list drawn() { return results_list(backend_->drawn()); }
+  std::size_t workspace_bytes() const { return workspace_bytes_; }  // as the plan of memory has it
 
  private:
   ThreadPool pool_;
   int vocab_;
   std::unique_ptr<Backend> backend_;
+  std::size_t workspace_bytes_;
   std::array<std::unique_ptr<Buffer>, kDrawsMost + 1> logits_;
   std::size_t draws_ = 0;
 };
@@ -146,7 +150,8 @@ void register_sample(py::module_& module) {
       .def(py::init<int, int, int, int, const std::optional<py::capsule>&>(), py::kw_only(), py::arg("rows"),
            py::arg("vocab"), py::arg("context_len"), py::arg("top_logprobs"), py::arg("plugin") = std::nullopt)
       .def("draw", &Drawer::draw, py::arg("logits"), py::arg("rows"))
-      .def("drawn", &Drawer::drawn);
+      .def("drawn", &Drawer::drawn)
+      .def_property_readonly("workspace_bytes", &Drawer::workspace_bytes);
   module.def("sample", &sample, py::arg("logits"), py::arg("rows"), py::kw_only(), py::arg("threads") = 1);
   module.def("counter_uniform", &counter_uniform, py::arg("seed"), py::arg("choice"), py::arg("position"));
   module.def("token_logprob", [](const FloatArray& logits, TokenId token, int top_count) {
