@@ -5,7 +5,7 @@
 //   {"add": {...}}  {"remove": ID}  {"clear_prefix_cache": BLOCKS_FREED}
 //   {"costs": {...}}                  whenever they changed
 //   {"plan": {...}}                   the fields of StepPlan; an empty one too, since policies change with every plan
-//   {"commit": [TOKEN, ...]}          after each plan that is not empty
+//   {"commit": [TOKEN, ...]}          of each plan that is not empty, in their order; one plan may be made before it
 //
 // The file holds token ids of prompts and outputs, and the key of the prefix index. When it cannot be written any more,
 // tracing ends and the engine goes on. Thread rule: engine thread only.

@@ -39,6 +39,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, std::unique_ptr<Policy> poli
   running_.reserve(sequences);
   plan_.ranges.reserve(sequences);
   for (auto* ids : {&plan_.admitted, &plan_.resumed, &plan_.preempted, &plan_.swapped}) ids->reserve(sequences);
+  drawing_.reserve(sequences);
   committed_.reserve(sequences);
 }
 
@@ -57,6 +58,8 @@ bool Scheduler::remove(SequenceId id) {
   Sequence& sequence = *found->second;
   if (sequence.state_ == SequenceState::kRunning) {
     stop_running(sequence);
+  } else if (sequence.state_ == SequenceState::kFinished) {
+    --ending_;
   } else {
     policy_->erase(sequence);
     counters_.swapped -= sequence.state_ == SequenceState::kSwapped;
@@ -67,6 +70,10 @@ bool Scheduler::remove(SequenceId id) {
 }
 
 const StepPlan& Scheduler::plan() {
+  if (!plan_.empty()) {
+    advance();
+    let_go_of_ending();
+  }
   plan_.clear();
   order_running();
   make_way();
@@ -206,6 +213,7 @@ void Scheduler::start_after_prefix(Sequence& sequence, const BlockList& fresh) {
 
 // At least one token is always computed: its row gives the next token's distribution.
 void Scheduler::find_prefix(const Sequence& sequence) {
+  LLMSRV_CHECK(!sequence.awaited_row());
   Prefix& found = prefix_;
   // What was found for this sequence before holds as long as the blocks hold the same contents.
   std::size_t valid = 0;
@@ -335,26 +343,53 @@ void Scheduler::stop_running(Sequence& sequence) {
   sequence.blocks_.clear();
 }
 
-std::span<const CommittedToken> Scheduler::commit(std::span<const TokenId> tokens) {
-  committed_.clear();
-  std::size_t next = 0;
+// What is known without the tokens that the newest plan draws.
+void Scheduler::advance() {
+  LLMSRV_CHECK(!is_ahead_);
+  is_ahead_ = true;
+  drawing_.clear();
   for (const PlannedRange& range : plan_.ranges) {
-    const std::size_t row = next;
-    if (range.samples) ++next;
-    LLMSRV_CHECK(next <= tokens.size());
+    const int row = static_cast<int>(drawing_.size());
+    if (range.samples) drawing_.push_back(range.sequence);
     const auto found = sequences_.find(range.sequence);
     if (found == sequences_.end()) continue;
     Sequence& sequence = *found->second;
     sequence.computed_count_ += range.token_count;
     index_full_blocks(sequence);
-    if (!range.samples) continue;
+    if (range.samples) sequence.awaited_row_ = row;
+  }
+  plan_.clear();
+}
+
+// Sequences that have drawn their last token hold nobody up until it is known.
+void Scheduler::let_go_of_ending() {
+  for (const SequenceId id : drawing_) {
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end()) continue;
+    Sequence& sequence = *found->second;
+    if (sequence.output_count() < sequence.stop_rules().max_tokens) continue;
+    stop_running(sequence);
+    sequence.state_ = SequenceState::kFinished;
+    ++ending_;
+  }
+}
+
+std::span<const CommittedToken> Scheduler::commit(std::span<const TokenId> tokens) {
+  if (!is_ahead_) advance();
+  is_ahead_ = false;
+  LLMSRV_CHECK(tokens.size() == drawing_.size());
+  committed_.clear();
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    const auto found = sequences_.find(drawing_[row]);
+    if (found == sequences_.end()) continue;
+    Sequence& sequence = *found->second;
+    sequence.awaited_row_.reset();
     sequence.output_.push_back(tokens[row]);
     const std::optional<Finish> finish = check_stop(sequence.stop_rules(), tokens[row], sequence.output_count());
-    committed_.push_back({range.sequence, static_cast<int>(row), tokens[row], finish});
-    if (finish) remove(range.sequence);
+    committed_.push_back({sequence.id(), static_cast<int>(row), tokens[row], finish});
+    if (finish) remove(sequence.id());
   }
-  LLMSRV_CHECK(next == tokens.size());
-  plan_.clear();
+  drawing_.clear();
   return committed_;
 }
 
@@ -375,7 +410,7 @@ const Sequence& Scheduler::sequence(SequenceId id) const { return *sequences_.at
 SchedulerStats Scheduler::stats() const {
   SchedulerStats sample = counters_;
   sample.running = static_cast<int>(running_.size());
-  sample.waiting = static_cast<int>(sequences_.size() - running_.size());
+  sample.waiting = static_cast<int>(sequences_.size() - running_.size()) - ending_;
   return sample;
 }
 
@@ -398,21 +433,33 @@ void Scheduler::audit() const {
   std::set<BlockId> held;
   int swap_held = 0;
   std::size_t running = 0;
+  int ending = 0;
+  int awaiting = 0;
   for (const auto& [id, sequence] : sequences_) {
     const BlockList& blocks = sequence->blocks();
     const bool runs = sequence->state() == SequenceState::kRunning;
     const bool swapped = sequence->state() == SequenceState::kSwapped;
+    const bool ends = sequence->state() == SequenceState::kFinished;
+    const std::optional<int> row = sequence->awaited_row();
     LLMSRV_CHECK(sequence->id() == id);
+    LLMSRV_CHECK(row ? drawing_.at(static_cast<std::size_t>(*row)) == id : !ends);
+    awaiting += row.has_value();
+    LLMSRV_CHECK(sequence->computed_count() <= sequence->known_count());
     LLMSRV_CHECK(runs == (std::find(running_.begin(), running_.end(), sequence.get()) != running_.end()));
     LLMSRV_CHECK(runs || blocks.size() == 0);
     LLMSRV_CHECK(sequence->swap_blocks().size() == (swapped ? blocks_for(sequence->computed_count()) : 0));
-    LLMSRV_CHECK(runs || swapped || sequence->computed_count() == 0);
+    LLMSRV_CHECK(runs || swapped || ends || sequence->computed_count() == 0);
     LLMSRV_CHECK(sequence->computed_count() < sequence->token_count());
     LLMSRV_CHECK(!runs || blocks_for(sequence->computed_count()) <= blocks.size());
     held.insert(blocks.data(), blocks.data() + blocks.size());
     swap_held += sequence->swap_blocks().size();
     running += runs;
+    ending += ends;
   }
+  const auto is_here = [&](SequenceId id) { return sequences_.count(id) > 0; };
+  LLMSRV_CHECK(awaiting == std::count_if(drawing_.begin(), drawing_.end(), is_here));
+  LLMSRV_CHECK(is_ahead_ || drawing_.empty());
+  LLMSRV_CHECK(ending == ending_);
   LLMSRV_CHECK(running == running_.size());
   LLMSRV_CHECK(static_cast<int>(held.size()) == pool_.held_count());
   LLMSRV_CHECK(swap_held == (swap_pool_ ? swap_pool_->held_count() : 0));

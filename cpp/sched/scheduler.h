@@ -6,6 +6,15 @@
 // gives up its blocks: its keys and values move to the swap pool, or are computed again later, whichever is estimated
 // to be cheaper. The first sequence of the order never yields (promise P5).
 //
+// A step may be planned while the tokens of the one before are not known: what a plan computes, and that its sequences
+// have one token more, is known without them. A device that works in order can so be kept busy:
+//
+//   plan 1 | plan 2, commit 1 | plan 3, commit 2 | ...     instead of     plan 1, commit 1 | plan 2, commit 2 | ...
+//
+// A sequence that ends with the unknown token for certain is not planned again. One of which commit() finds that it has
+// ended is in a plan already: that range is passed over, and its blocks are free at once, since what the device does
+// there comes before all that later plans do.
+//
 // Thread rule: engine thread only. Integers only: it knows no model and no memory.
 #pragma once
 
@@ -90,12 +99,14 @@ class Scheduler {
   // Ends a sequence in any state and frees its blocks at once. False when it is not there.
   bool remove(SequenceId id);
 
-  // The next step. Empty only when nothing waits or runs. Valid until the next call.
+  // The next step. Empty only when nothing waits or runs, but for sequences that end with a token that is not known
+  // yet. Valid until the next call of plan() or commit().
+  // REQUIRES: of the plans before that are not empty all, or all but the last one, are committed
   const StepPlan& plan();
 
-  // Applies what the model drew: `tokens[i]` belongs to the i-th range of the last plan that samples. A sequence that
-  // was removed since the plan was made is passed over. Finished sequences are gone afterwards. The result is valid
-  // until the next call.
+  // Applies what the model drew in the first plan that is not committed yet: `tokens[i]` belongs to the i-th range of
+  // it that samples. A sequence that was removed since the plan was made is passed over. Finished sequences are gone
+  // afterwards. The result is valid until the next call.
   std::span<const CommittedToken> commit(std::span<const TokenId> tokens);
 
   // Forgets all contents of blocks. How many blocks became free.
@@ -134,6 +145,8 @@ class Scheduler {
     std::optional<PartialMatch> partial;  // the head of the block after them
   };
 
+  void advance();
+  void let_go_of_ending();
   void order_running();
   void make_way();
   bool can_make_way(const Sequence& head) const;
@@ -168,7 +181,11 @@ class Scheduler {
   std::unique_ptr<Policy> policy_;  // holds those that wait
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> running_;  // in the policy's order
-  StepPlan plan_;
+  StepPlan plan_;                   // the newest; empty when it is committed
+  // Whether the plan before the newest one is not committed; what it lets its sequences draw is theirs already.
+  bool is_ahead_ = false;
+  std::vector<SequenceId> drawing_;  // the sequences of its tokens, in order; some may be gone
+  int ending_ = 0;                   // sequences that only wait for their last token
   std::vector<CommittedToken> committed_;
   Prefix prefix_;                      // scratch of find_prefix
   std::vector<TokenId> block_tokens_;  // scratch: [block_size]

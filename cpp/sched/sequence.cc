@@ -34,7 +34,7 @@ Sequence::Sequence(SequenceId id, std::shared_ptr<const std::vector<TokenId>> pr
 }
 
 void Sequence::copy_tokens(int first, std::span<TokenId> out) const {
-  LLMSRV_CHECK(first >= 0 && first + static_cast<int>(out.size()) <= token_count());
+  LLMSRV_CHECK(first >= 0 && first + static_cast<int>(out.size()) <= known_count());
   for (TokenId& token : out) token = this->token(first++);
 }
 

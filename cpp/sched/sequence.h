@@ -4,9 +4,12 @@
 //                prompt                    generated
 //   computed    [0 ........ computed_count): keys and values are in the cache
 //
-// Invariants: 0 <= computed_count < token_count while not finished. RUNNING: `blocks` cover at least the computed
-// tokens. SWAPPED: `swap_blocks` cover exactly the computed tokens. Otherwise nothing is computed. Blocks are held in
-// these two states only. Thread rule: engine thread only.
+// A token that a step has drawn counts from the next plan on, when that is made before the token is known
+// (awaited_row): the last one of token_count.
+//
+// Invariants: 0 <= computed_count < token_count while not finished, and all computed tokens are known. RUNNING:
+// `blocks` cover at least the computed tokens. SWAPPED: `swap_blocks` cover exactly the computed tokens. Otherwise
+// nothing is computed. Blocks are held in these two states only. Thread rule: engine thread only.
 #pragma once
 
 #include <memory>
@@ -27,7 +30,7 @@ enum class SequenceState {
   kRunning,    // holds blocks
   kSwapped,    // waits; keys and values lie in the swap pool
   kPreempted,  // waits, to be computed again
-  kFinished,
+  kFinished,   // in a scheduler: only the last token is still to become known
 };
 
 // The state's name in statistics: "pending", "running", "swapped", "preempted" or "finished".
@@ -63,9 +66,13 @@ class Sequence {
   const Claim& claim() const { return claim_; }
 
   int prompt_count() const { return static_cast<int>(prompt_->size()); }
-  int output_count() const { return static_cast<int>(output_.size()); }
+  int output_count() const { return static_cast<int>(output_.size()) + (awaited_row_ ? 1 : 0); }
   int token_count() const { return prompt_count() + output_count(); }
   int computed_count() const { return computed_count_; }
+  // Set: its last token is drawn and not known yet, so output() and token() do not have it. It will be this one of
+  // those that are committed next.
+  std::optional<int> awaited_row() const { return awaited_row_; }
+  int known_count() const { return prompt_count() + static_cast<int>(output_.size()); }
   // Tokens generated since it was last admitted.
   int gained_count() const { return output_count() - output_count_at_admission_; }
   // Tokens the model has still to see before it can name the next one.
@@ -75,11 +82,12 @@ class Sequence {
 
   std::span<const TokenId> prompt() const { return *prompt_; }
   std::span<const TokenId> output() const { return output_; }
+  // REQUIRES: position < known_count()
   TokenId token(int position) const {
     return position < prompt_count() ? (*prompt_)[static_cast<std::size_t>(position)]
                                      : output_[static_cast<std::size_t>(position - prompt_count())];
   }
-  // Copies the tokens of positions [first, first + out.size()). REQUIRES: they exist
+  // Copies the tokens of positions [first, first + out.size()). REQUIRES: they are known
   void copy_tokens(int first, std::span<TokenId> out) const;
   // Prompt tokens that were in the prefix cache when the sequence was admitted for the first time.
   int cached_prompt_count() const { return cached_prompt_count_; }
@@ -100,6 +108,7 @@ class Sequence {
   BlockList blocks_;
   BlockList swap_blocks_;  // of the swap pool
   SequenceState state_ = SequenceState::kPending;
+  std::optional<int> awaited_row_;
   int computed_count_ = 0;
   int output_count_at_admission_ = 0;
   int lost_count_ = 0;  // tokens whose keys and values the last preemption gave up

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from llmsrv import _core
 from llmsrv.weights.progress import ProgressCallback, no_progress, show_progress
@@ -19,6 +19,7 @@ from llmsrv.weights.progress import ProgressCallback, no_progress, show_progress
 LINE_BYTES_MAX = 64 << 20  # a prompt of millions of tokens; what is longer is no record
 PROGRESS_BYTES = 32 << 20  # a record of this size takes some seconds
 ANY_TOKEN = 0  # stands for a token that the recorded run never drew
+PLANS_MAX = 2  # made and not committed
 
 
 class RecordError(ValueError):
@@ -44,6 +45,13 @@ class Difference:
         return "\n".join(lines)
 
 
+class _Uncommitted(NamedTuple):
+    """The sequences that draw a token in a recorded plan, and in the one made now. None: that plan is empty."""
+
+    rows: list[int] | None
+    rows_now: list[int] | None
+
+
 class Replay:
     """A scheduler that is told what a recorded one was told. Events go in one by one, and differences come out."""
 
@@ -54,8 +62,7 @@ class Replay:
         self.swaps = 0
         self.differences = 0
         self._scheduler: _core.Scheduler | None = None
-        self._rows: list[int] | None = None  # sequences whose tokens the recorded commit holds; None: it is not due
-        self._rows_now: list[int] = []  # the same of the plan made now
+        self._uncommitted: deque[_Uncommitted] = deque()  # the oldest first; two at most that the record commits
         # After a difference a sequence may draw its tokens in other steps than it did: those that are to come.
         self._drawn: dict[int, deque[int]] = {}
 
@@ -99,30 +106,43 @@ class Replay:
         return differing
 
     def _plan(self, scheduler: _core.Scheduler, recorded: dict[str, Any]) -> dict[str, tuple[object, object]]:
-        if self._rows is not None:
-            raise ValueError("the plan before it was never committed")
+        self._commit_what_was_not_recorded(scheduler)
+        if len(self._uncommitted) == PLANS_MAX:
+            raise ValueError("two plans before it were never committed")
         now = _as_recorded(scheduler.plan())
         if recorded.keys() != now.keys():
             raise ValueError(f"a plan has the fields {', '.join(now)}")
-        self._rows_now = _sampling(now["ranges"])
-        if recorded["ranges"]:
-            self.steps += 1
-            self._rows = _sampling(recorded["ranges"])
+        if recorded["ranges"] or now["ranges"]:
+            self._uncommitted.append(_Uncommitted(_sampling(recorded["ranges"]), _sampling(now["ranges"])))
+        self.steps += bool(recorded["ranges"])
         self.preemptions += len(recorded["preempted"]) + len(recorded["swapped"])
         self.swaps += len(recorded["swapped"])
         return {name: (recorded[name], now[name]) for name in now}
 
     def _commit(self, scheduler: _core.Scheduler, tokens: Sequence[int]) -> None:
-        if self._rows is None or len(self._rows) != len(tokens):
-            raise ValueError("it belongs to no plan" if self._rows is None else f"needs {len(self._rows)} tokens")
-        rows, self._rows = self._rows, None
+        self._commit_what_was_not_recorded(scheduler)
+        if not self._uncommitted:
+            raise ValueError("it belongs to no plan")
+        rows = self._uncommitted[0].rows or []
+        if len(rows) != len(tokens):
+            raise ValueError(f"needs {len(rows)} tokens")
+        rows_now = self._uncommitted.popleft().rows_now
         if self.differences == 0:
             scheduler.commit(tokens)
             return
         for sequence, token in zip(rows, tokens, strict=True):
             self._drawn.setdefault(sequence, deque()).append(token)
-        now = [self._next_token(sequence) for sequence in self._rows_now]
-        for sequence, _, _, reason in scheduler.commit(now):
+        self._commit_now(scheduler, rows_now)
+
+    def _commit_what_was_not_recorded(self, scheduler: _core.Scheduler) -> None:
+        """Plans where the record has an empty one: no event will commit them."""
+        while self._uncommitted and self._uncommitted[0].rows is None:
+            self._commit_now(scheduler, self._uncommitted.popleft().rows_now)
+
+    def _commit_now(self, scheduler: _core.Scheduler, rows_now: list[int] | None) -> None:
+        if rows_now is None:
+            return
+        for sequence, _, _, reason in scheduler.commit([self._next_token(sequence) for sequence in rows_now]):
             if reason is not None:
                 self._drawn.pop(sequence, None)
 
@@ -197,9 +217,9 @@ def _progress(file: BinaryIO) -> AbstractContextManager[ProgressCallback]:
     return show_progress("replaying")
 
 
-def _sampling(ranges: Sequence[Sequence[Any]]) -> list[int]:
-    """The sequences that draw a token, in order."""
-    return [sequence for sequence, _, _, samples in ranges if samples]
+def _sampling(ranges: Sequence[Sequence[Any]]) -> list[int] | None:
+    """The sequences that draw a token, in order; None of an empty plan, which nobody commits."""
+    return [sequence for sequence, _, _, samples in ranges if samples] if ranges else None
 
 
 def _as_recorded(plan: Mapping[str, Any]) -> dict[str, Any]:

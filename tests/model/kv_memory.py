@@ -2,6 +2,9 @@
 
 The keys and values of a token depend on all tokens up to it. So a slot holds the name of that whole run, and a sequence
 may compute its next token only when every slot before it holds the sequence's own run.
+
+A run that ends with a token that is not known yet has a name of its own until it is. When its sequence ends before, the
+slot keeps that name, which nobody wants to read.
 """
 
 
@@ -18,6 +21,18 @@ class KvMemory:
             key = (runs[-1] if runs else None, token)
             runs.append(self.names.setdefault(key, len(self.names)))
         return runs
+
+    def extend_unknown(self, runs):
+        return self.extend(runs, [object()])
+
+    def learn(self, runs, token, blocks):
+        """The last of the runs ends with `token`; `blocks`: of the sequence, when that was computed meanwhile."""
+        unknown = runs.pop()
+        self.extend(runs, [token])
+        if blocks is not None:
+            block, offset = divmod(len(runs) - 1, self.block_size)
+            assert self.cache[blocks[block]][offset] == unknown
+            self.cache[blocks[block]][offset] = runs[-1]
 
     def move(self, plan):
         """Applies the moves of a plan, in the order that step_plan.h gives."""

@@ -1,9 +1,13 @@
 """A scheduler's steps, with a model that draws the same token each time."""
 
 
+def tokens_of(plan, token=7):
+    return [token for *_, samples in plan["ranges"] if samples]
+
+
 def step(scheduler, token=7):
     plan = scheduler.plan()
-    scheduler.commit([token for *_, samples in plan["ranges"] if samples])
+    scheduler.commit(tokens_of(plan, token))
     return plan
 
 

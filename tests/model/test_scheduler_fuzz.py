@@ -24,6 +24,7 @@ class Case:
         self.prompts = {}  # id -> prompt, of the last added
         self.next_id = 0
         self.stops = self.random.choice([0.0, 0.02, 0.2])
+        self.ahead = self.random.choice([0.0, 0.5, 1.0])  # how often a plan is made before the one before is committed
         self.long_prompts = self.random.random() < 0.3
         self.alive_max = self.random.choice([4, 12, 30])
         self.weights = [self.random.random() ** 2 for _ in KINDS]
@@ -86,10 +87,12 @@ class Case:
         return self.random.choice((EOS, STOP)) if self.random.random() < self.stops else self.random.choice(WORDS)
 
     def step(self, removed=0):
-        drawing = self.watched.plan()
+        self.watched.plan()
         for _ in range(removed):
             self.remove()
-        self.watched.commit([self.draw_token() for _ in drawing])
+        left = self.random.random() < self.ahead
+        while len(self.watched.uncommitted) > left:
+            self.watched.commit([self.draw_token() for _ in self.watched.uncommitted[0]])
 
     def step_with_a_removal(self):
         """Removed between plan and commit, as a request that fails in flight is."""

@@ -73,14 +73,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         sibling = data.draw(st.integers(max(0, len(self.prompts) - 5), len(self.prompts) - 1))
         self.add_prompt(data, self.prompts[sibling], sibling)
 
-    @rule(data=st.data(), steps=st.integers(1, 5))
-    def step(self, data, steps):
+    @rule(data=st.data(), steps=st.integers(1, 5), ahead=st.booleans())
+    def step(self, data, steps, ahead):
         for _ in range(steps):
-            drawing = self.watched.plan()
+            self.watched.plan()
             if self.is_alive() and data.draw(st.integers(0, 15)) == 0:
                 # Removed between plan and commit, as a request that fails in flight is.
                 self.watched.remove(self.draw_alive(data))
-            self.watched.commit([data.draw(st.sampled_from([EOS, STOP, *TOKENS * 10])) for _ in drawing])
+            while len(self.watched.uncommitted) > ahead:
+                drawing = self.watched.uncommitted[0]
+                self.watched.commit([data.draw(st.sampled_from([EOS, STOP, *TOKENS * 10])) for _ in drawing])
 
     @precondition(is_alive)
     @rule(data=st.data())

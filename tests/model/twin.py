@@ -25,7 +25,7 @@ class TwinSequence:
     priority: int = 0
     tenant: str = ""
     state: str = "pending"
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)  # None: drawn and not known yet, the last one at most
     computed: int = 0
     lost: int = 0  # computed before, given up by a preemption
     blocks: list[TwinBlock] = field(default_factory=list)
@@ -50,6 +50,10 @@ class TwinSequence:
     @property
     def decodes(self):
         return self.pending == 1 and len(self.tokens) > len(self.prompt)
+
+    @property
+    def ends_for_sure(self):
+        return len(self.tokens) - len(self.prompt) >= self.max_tokens
 
 
 class Twin:
@@ -79,6 +83,8 @@ class Twin:
         self.policy = make_policy(scheduling_policy, tenant_weights or {}, max_step_tokens)
         self.running: list[TwinSequence] = []
         self.waiting: list[TwinSequence] = []
+        self.ending: list[TwinSequence] = []  # only their last token is to become known
+        self.drawing = None  # ids that draw in the plan before the newest one, while that is not committed
         self.counters = dict.fromkeys(
             ["preemptions", "swap_outs", "swap_ins", "swapped_out_blocks", "swapped_in_blocks", "recomputed_tokens",
              "prefix_queries", "prefix_hits", "copied_tokens"], 0
@@ -95,7 +101,7 @@ class Twin:
         return -(-tokens // self.block_size)
 
     def alive(self, id):
-        return next((sequence for sequence in self.running + self.waiting if sequence.id == id), None)
+        return next((s for s in self.running + self.waiting + self.ending if s.id == id), None)
 
     def add(self, sequence):
         self.policy.enter(sequence)
@@ -106,6 +112,8 @@ class Twin:
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.give_back(sequence.blocks)
+        elif sequence in self.ending:
+            self.ending.remove(sequence)
         else:
             self.waiting.remove(sequence)
             self.swap_free += sequence.swapped_blocks
@@ -113,6 +121,9 @@ class Twin:
 
     def plan(self):
         """(id, first position, count, samples) of each range."""
+        if self.ranges:
+            self.advance()
+            self.let_go_of_ending()
         self.start_plan()
         self.policy.begin_step(self.running, self.waiting)
         self.running.sort(key=self.policy.order)
@@ -214,6 +225,7 @@ class Twin:
 
     def find(self, sequence):
         """The full blocks that hold the beginning of the sequence; its last token is always computed."""
+        assert None not in sequence.tokens
         found = []
         while self.prefix_cache and sequence.reads and (len(found) + 1) * self.block_size < len(sequence.tokens):
             block = self.pool.known.get(self.key(sequence, len(found), found[-1].content if found else None))
@@ -299,30 +311,47 @@ class Twin:
             sequence.content = self.pool.remember(key, sequence.blocks[sequence.indexed])
             sequence.indexed += 1
 
-    def commit(self, tokens):
-        """(id, row, token, why it ended) of each sequence that drew a token."""
-        told = []
-        drawn = iter(enumerate(tokens))
+    def advance(self):
+        """What is known before the tokens are."""
+        assert self.drawing is None
+        self.drawing = [id for id, _, _, samples in self.ranges if samples]
         for id, _, count, samples in self.ranges:
-            row, token = next(drawn) if samples else (None, None)
             sequence = self.alive(id)
             if sequence is None:
                 continue
             sequence.computed += count
             self.index(sequence)
-            if not samples:
+            if samples:
+                sequence.tokens.append(None)
+        self.start_plan()
+
+    def let_go_of_ending(self):
+        for sequence in [self.alive(id) for id in self.drawing]:
+            if sequence and sequence.ends_for_sure:
+                self.running.remove(sequence)
+                self.pool.give_back(sequence.blocks)
+                sequence.blocks, sequence.state = [], "finished"
+                self.ending.append(sequence)
+
+    def commit(self, tokens):
+        """(id, row, token, why it ended) of each sequence that drew a token."""
+        if self.drawing is None:
+            self.advance()
+        told = []
+        for row, (id, token) in enumerate(zip(self.drawing, tokens, strict=True)):
+            sequence = self.alive(id)
+            if sequence is None:
                 continue
-            sequence.tokens.append(token)
-            output_count = len(sequence.tokens) - len(sequence.prompt)
+            sequence.tokens[-1] = token
             reason = None
-            if output_count >= sequence.min_tokens and token in (EOS, STOP):
+            if token in (EOS, STOP) and len(sequence.tokens) - len(sequence.prompt) >= sequence.min_tokens:
                 reason = "stop"
-            elif output_count >= sequence.max_tokens:
+            elif sequence.ends_for_sure:
                 reason = "length"
             told.append((id, row, token, reason))
             if reason:
                 self.remove(id)
-        self.start_plan()
+        self.drawing = None
         return told
 
     def clear(self):

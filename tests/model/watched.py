@@ -2,6 +2,8 @@
 
 Held after every event: P1 (conservation, in both pools), P2 (one ending), P5 (the first always advances), P6 (limits),
 P7 (a removed sequence holds nothing), and that no token is ever computed after wrong keys and values.
+
+One further plan may be made before the one before is committed: `uncommitted` has what these draw.
 """
 
 from kv_memory import KvMemory
@@ -25,6 +27,9 @@ class WatchedScheduler:
         self.blocks = {}  # id -> its blocks since its last plan
         self.swapped = {}  # id -> its blocks in the swap pool
         self.ended = set()
+        self.uncommitted = []  # the drawing ids of plans, the oldest first
+        self.unknown = set()  # ids whose last token is drawn and not known
+        self.computing = set()  # ids that the newest plan computes
 
     def add(self, id, prompt, **rules):
         self.scheduler.add(id, list(prompt), stop_token_ids=[STOP], eos_token_ids=[EOS], **rules)
@@ -45,6 +50,10 @@ class WatchedScheduler:
     def plan(self):
         """The ids that draw a token in this step."""
         plan = self.scheduler.plan()
+        for id in self.uncommitted[0] if self.uncommitted else []:
+            if id in self.claims and id not in self.unknown:
+                self.memory.extend_unknown(self.runs[id])
+                self.unknown.add(id)
         before = self.blocks
         changed = [id for id, *_ in plan["ranges"]] + plan["admitted"] + plan["resumed"]
         self.blocks = before | {id: self.scheduler.blocks(id) for id in changed}
@@ -55,18 +64,35 @@ class WatchedScheduler:
         self.memory.move(plan)
         for id, first, count, _ in plan["ranges"]:
             self.memory.compute(self.runs[id], self.blocks[id], first, count)
+        self.computing = {id for id, *_ in plan["ranges"]}
+        drawing = [id for id, *_, samples in plan["ranges"] if samples]
+        if plan["ranges"]:
+            self.uncommitted.append(drawing)
         self.check()
-        return [id for id, *_, samples in plan["ranges"] if samples]
+        return drawing
 
     def commit(self, tokens):
+        """The tokens of the oldest plan that is not committed."""
         committed = self.scheduler.commit(tokens)
+        drawing = self.uncommitted.pop(0)
+        assert [(id, row, token) for id, row, token, _ in committed] == [
+            (id, row, tokens[row]) for row, id in enumerate(drawing) if id in self.claims
+        ]
         if self.twin:
             assert committed == self.twin.commit(tokens)
         for id, _, token, reason in committed:
-            self.memory.extend(self.runs[id], [token])
+            if id in self.unknown:
+                self.unknown.remove(id)
+                self.memory.learn(self.runs[id], token, self.blocks[id] if id in self.computing else None)
+            else:
+                self.memory.extend(self.runs[id], [token])
             if reason:
                 self.end(id)
         self.check()
+
+    def commit_all(self, token):
+        while self.uncommitted:
+            self.commit([token] * len(self.uncommitted[0]))
 
     def clear_prefix_cache(self):
         freed = self.scheduler.clear_prefix_cache()
@@ -89,16 +115,17 @@ class WatchedScheduler:
     def run_to_the_end(self, token, steps_max=20_000):
         """How many steps it takes until all have ended by themselves: no livelock."""
         for steps in range(steps_max):
-            drawing = self.plan()
+            self.commit_all(token)
+            self.plan()
             if not self.claims:
                 assert self.scheduler.held_count == self.scheduler.swap_held_count == 0
                 return steps
-            self.commit([token] * len(drawing))
         raise AssertionError(f"{self.claims} are still there after {steps_max} steps")
 
     def end(self, id):
         assert id not in self.ended
         self.ended.add(id)
+        self.unknown.discard(id)
         del self.claims[id]
         for books in (self.runs, self.blocks, self.swapped):
             books.pop(id, None)
@@ -128,9 +155,11 @@ class WatchedScheduler:
 
     def check_progress(self, plan):
         ids = [id for id, *_ in plan["ranges"]]
-        assert bool(ids) == bool(self.claims), "a step is empty only when nothing waits or runs"
+        going_on = [id for id in self.claims if self.scheduler.state(id) != "finished"]
+        assert bool(ids) == bool(going_on), "a step is empty only when nothing waits or runs"
+        assert all(id in self.unknown for id in self.claims if id not in going_on)
         if self.policy != "fair" and ids:
-            first = min(self.claims, key=self.claims.get)
+            first = min(going_on, key=self.claims.get)
             assert first in ids
             assert first not in plan["preempted"] + plan["swapped"]
         elif self.twin and ids:
@@ -144,7 +173,8 @@ class WatchedScheduler:
         assert scheduler.free_count + scheduler.cached_count + scheduler.held_count == self.limits["blocks"]
         assert scheduler.swap_held_count <= swap_blocks
         assert stats.running <= self.limits["max_sequences"]
-        assert stats.running + stats.waiting == len(self.claims)
+        ending = sum(scheduler.state(id) == "finished" for id in self.unknown)
+        assert stats.running + stats.waiting + ending == len(self.claims)
         assert scheduler.idle == (not self.claims)
         if not self.claims:
             assert scheduler.held_count == scheduler.swap_held_count == 0
@@ -156,5 +186,5 @@ class WatchedScheduler:
         assert scheduler.slots() == twin.slots()
         assert stats.running == len(twin.running)
         assert stats.swapped == sum(sequence.state == "swapped" for sequence in twin.waiting)
-        for sequence in twin.running + twin.waiting:
+        for sequence in twin.running + twin.waiting + twin.ending:
             assert scheduler.state(sequence.id) == sequence.state
