@@ -196,7 +196,8 @@ class CudaBackend final : public Backend {
   }
 
   void do_embed(const PackedMatrix& table, float scale, TensorView out) override {
-    run(launches_.embed, device::Embed{weights_of(table), step_memory_->tokens(), rows_of(out), scale});
+    run(launches_.embed,
+        device::Embed{weights_of(table), step_memory_->tokens(), sampler_->tokens(), rows_of(out), scale});
   }
 
   void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) override {

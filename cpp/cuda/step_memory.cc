@@ -69,6 +69,7 @@ std::int32_t* StepMemory::fill(const StepInputs& inputs, std::int32_t* ints) {
   std::fill_n(ints, 4 * rows_ + kRangeInts * ranges_, 0);
   std::fill_n(ints + 2 * rows_, rows_, -1);
   std::copy(inputs.tokens.begin(), inputs.tokens.end(), ints);
+  for (const DrawnToken& drawn : inputs.from_draw) ints[drawn.row] = -1 - drawn.draw_row;
   std::copy(inputs.positions.begin(), inputs.positions.end(), ints + rows_);
   for (std::size_t row = 0; row < tokens; ++row) {
     ints[2 * rows_ + row] = inputs.slots[row].block;

@@ -2,6 +2,8 @@
 //
 //   tokens [rows] | positions [rows] | slot blocks [rows] | slot offsets [rows] | ranges [sequences, 5] | block ids
 //
+// A token that the host does not know yet, the one that row k of the newest draw gets, is packed as -1 - k.
+//
 // Ranges of one row, which decode, stand first. A step that only decodes is filled up to one of a few numbers of rows,
 // so that few forms of steps occur: such a row has no range, and its slot's block is -1, which stores nothing. The host
 // fills one of two pinned buffers while the device may still read the other. Thread rule: as the backend.

@@ -145,6 +145,7 @@ void Engine::run() {
     }
     while (!stopping_) step();
     end_everything(FinishReason::kAborted);
+    backend_->finish();  // with what nobody awaits any more: it works on memory that may go now
   } catch (const std::exception& error) {
     failed_ = true;
     {
@@ -163,18 +164,14 @@ void Engine::step() {
   end_expired();
   const StepPlan& plan = plan_step();
   update_stats(plan);
-  const bool computes = !plan.empty();
-  if (computes) compute(plan);
-  turn.release();  // before what may wait: a slow reader of this model holds up no other one
+  if (!plan.empty()) launch(plan);
+  turn.release();  // before what may wait: a device, or a slow reader of this model, holds up no other one
+  const bool works = !launched_.empty();
+  // A device that works behind is at the newest step while the one before is collected.
+  const std::size_t left = plan.empty() || !backend_->works_behind() ? 0 : 1;
+  while (launched_.size() > left) collect();
   send();
-  if (!computes) rest();
-}
-
-void Engine::compute(const StepPlan& plan) {
-  note_plan(plan);
-  if (!memory_.is_here()) memory_.take();
-  memory_.move_blocks(plan);
-  run_step(plan);
+  if (!works) rest();
 }
 
 const StepPlan& Engine::plan_step() {
@@ -188,23 +185,30 @@ const StepPlan& Engine::plan_step() {
   return plan;
 }
 
-void Engine::run_step(const StepPlan& plan) {
-  const double start_s = monotonic_s();
-  const int token_count = plan.token_count;
+void Engine::launch(const StepPlan& plan) {
+  note_plan(plan);
+  if (!memory_.is_here()) memory_.take();
+  memory_.move_blocks(plan);
+  launched_.push_back({plan.ranges, plan.token_count, monotonic_s()});
   pack(plan, scheduler_, config_.block_size, inputs_);
   decoder_.forward(inputs_);
   report_prompt_logprobs(plan);
-  std::span<const Sampled> drawn;
+  draw(plan);
+}
+
+// Ends the oldest step that was launched.
+void Engine::collect() {
+  const LaunchedStep step = std::move(launched_.front());
+  launched_.erase(launched_.begin());
+  const std::span<const Sampled> drawn = backend_->drawn();
+  const double start_s = std::max(step.start_s, collected_s_);  // the device had the one before until then
+  collected_s_ = monotonic_s();
+  step_cost_.note(step.token_count, collected_s_ - start_s);
   drawn_tokens_.clear();
-  if (launch_draw(plan)) {
-    drawn = collect_drawn();
-  } else {
-    backend_->finish();  // nobody has waited yet: its time is this step's
-  }
-  fail_unusable(plan, drawn);
+  for (const Sampled& sampled : drawn) drawn_tokens_.push_back(sampled.token);
+  fail_unusable(step.ranges, drawn);
   if (trace_) trace_->commit(drawn_tokens_);
   publish(scheduler_.commit(drawn_tokens_), drawn);
-  step_cost_.note(token_count, monotonic_s() - start_s);
 }
 
 // Nothing is in flight: waits for work, and after a while lends the KV memory to the system.
@@ -379,7 +383,9 @@ void Engine::report_prompt_logprobs(const StepPlan& plan) {
   for (const PlannedRange& range : plan.ranges) {
     const Choice& choice = choices_.at(range.sequence);
     // The choices share the prompt: the first one reports it.
-    if (choice.live->request.output.prompt_logprobs && choice.index == 0) report_prompt_range(range, first_row, choice);
+    const LiveRequest& live = *choice.live;
+    const bool reports = live.request.output.prompt_logprobs && choice.index == 0 && !live.unusable;
+    if (reports) report_prompt_range(range, first_row, choice);
     first_row += range.token_count;
   }
 }
@@ -414,7 +420,7 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
       }
     });
     if (!finite) {
-      live.unusable = true;  // fail_unusable() ends it: the plan still names its sequences
+      live.unusable = true;  // fail_unusable() ends it: plans still name its sequences
       return;
     }
     outputs_.push_back(std::move(output));
@@ -422,8 +428,8 @@ void Engine::report_prompt_range(const PlannedRange& range, int first_row, const
   }
 }
 
-// False when no row of the step has a next token.
-bool Engine::launch_draw(const StepPlan& plan) {
+// Also of a step that has no row to draw from: who takes its results waits for its end.
+void Engine::draw(const StepPlan& plan) {
   logits_rows_.clear();
   sample_rows_.clear();
   int end_row = 0;
@@ -441,28 +447,21 @@ bool Engine::launch_draw(const StepPlan& plan) {
     if (sequence.output_count() + 1 < sequence.stop_rules().min_tokens) row.forbidden = live.stop_ids;
     row.seed = live.seed;
     row.choice = static_cast<std::uint32_t>(choice.index);
+    row.pending = sequence.awaited_row();
     if (live.request.output.logprobs) row.top_logprobs = live.request.output.top_logprobs;
     logits_rows_.push_back(end_row - 1);
     sample_rows_.push_back(row);
   }
-  if (logits_rows_.empty()) return false;
   backend_->draw(decoder_.logits(logits_rows_), sample_rows_);
-  return true;
-}
-
-std::span<const Sampled> Engine::collect_drawn() {
-  const std::span<const Sampled> drawn = backend_->drawn();
-  for (const Sampled& sampled : drawn) drawn_tokens_.push_back(sampled.token);
-  return drawn;
 }
 
 // A row without a usable number ends its own request; the others go on (promise P4).
-void Engine::fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn) {
+void Engine::fail_unusable(std::span<const PlannedRange> ranges, std::span<const Sampled> drawn) {
   std::size_t row = 0;
-  for (const PlannedRange& range : plan.ranges) {
+  for (const PlannedRange& range : ranges) {
     const bool drawn_well = !range.samples || drawn[row++].finite;
     const auto found = choices_.find(range.sequence);
-    if (found == choices_.end()) continue;  // another choice of the same request failed before
+    if (found == choices_.end()) continue;  // it has ended since, or another choice of its request failed before
     if (drawn_well && !found->second.live->unusable) continue;
     end_request(*found->second.live, Status(StatusCode::kInternal, "the model's output is not a finite number"));
   }
@@ -470,6 +469,10 @@ void Engine::fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn)
 
 void Engine::publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn) {
   const double now_s = monotonic_s();
+  {
+    const std::lock_guard lock(stats_mutex_);
+    stats_.generation_tokens += committed.size();
+  }
   for (const CommittedToken& token : committed) {
     const Sampled& sampled = drawn[static_cast<std::size_t>(token.row)];
     Choice& choice = choices_.at(token.sequence);
@@ -591,13 +594,12 @@ void Engine::sample_scheduler(int planned_tokens) {
 
 void Engine::update_stats(const StepPlan& plan) {
   last_progress_s_ = monotonic_s();
-  busy_ = !plan.empty();
+  busy_ = !plan.empty() || !launched_.empty();
   sample_scheduler(plan.token_count);
   if (plan.empty()) return;
   const std::lock_guard lock(stats_mutex_);
   ++stats_.steps;
   for (const PlannedRange& range : plan.ranges) {
-    if (range.samples) ++stats_.generation_tokens;
     const int prompt_end = scheduler_.sequence(range.sequence).prompt_count();
     const int prompt_tokens = std::min(range.first_position + range.token_count, prompt_end) - range.first_position;
     stats_.prompt_tokens += static_cast<std::uint64_t>(std::max(0, prompt_tokens));

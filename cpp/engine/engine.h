@@ -1,6 +1,9 @@
 // One model on one device, serving many requests: owns the engine thread, whose loop is step(). Several engines may
 // share one team of compute threads, which each of them has for a step at a time.
 //
+// With a device that works behind its caller, a step is planned and launched while the device is at the one before;
+// then that one's tokens are collected. So the device never waits for what the host does.
+//
 // Thread rule: public methods may be called from any thread; everything else is the engine thread's. Outside events
 // enter through the inbox and are applied at one point of a step; results leave through the outbox. Invariants: every
 // accepted request gets exactly one final output (promise P2); after a failure the engine never steps again, and every
@@ -27,6 +30,7 @@
 #include "cpp/engine/expiry.h"
 #include "cpp/engine/inbox.h"
 #include "cpp/engine/kv_memory.h"
+#include "cpp/engine/launched_step.h"
 #include "cpp/engine/live_request.h"
 #include "cpp/engine/memory_plan.h"
 #include "cpp/engine/outbox.h"
@@ -100,8 +104,8 @@ class Engine {
   void expire_at(LiveRequest& live, ExpiryKind kind, double time_s);
   const StepPlan& plan_step();
   void rest();
-  void compute(const StepPlan& plan);
-  void run_step(const StepPlan& plan);
+  void launch(const StepPlan& plan);
+  void collect();
   void begin_batch();
   void begin(Submission submission);
   void set_expiries(LiveRequest& live);
@@ -110,10 +114,9 @@ class Engine {
   void note_first_admission(LiveRequest& live, const Sequence& sequence, double now_s);
   void report_prompt_logprobs(const StepPlan& plan);
   void report_prompt_range(const PlannedRange& range, int first_row, const Choice& choice);
-  bool launch_draw(const StepPlan& plan);
-  std::span<const Sampled> collect_drawn();
+  void draw(const StepPlan& plan);
+  void fail_unusable(std::span<const PlannedRange> ranges, std::span<const Sampled> drawn);
   void publish(std::span<const CommittedToken> committed, std::span<const Sampled> drawn);
-  void fail_unusable(const StepPlan& plan, std::span<const Sampled> drawn);
   void end_choice(LiveRequest& live, Output output);
   void end_request(LiveRequest& live, const std::variant<FinishReason, Status>& how);
   void drop_sequence(SequenceId id);
@@ -157,6 +160,8 @@ class Engine {
   std::set<std::pair<double, RequestKey>> waiting_since_;  // submission times of those that were never admitted
   StateTimes states_;
   StepCost step_cost_;
+  std::vector<LaunchedStep> launched_;  // the older one first; two at most, and one between steps
+  double collected_s_ = 0.0;            // when the tokens of the last collected one were there
   bool failed_ = false;
   InboxBatch batch_;
   StepInputs inputs_;

@@ -121,6 +121,7 @@ TensorView Decoder::logits(std::span<const int> rows) {
   LLMSRV_CHECK(count <= limits_.logits_rows);
   const TensorView picked = picked_.slice_rows(0, count);
   const TensorView logits = logits_.slice_rows(0, count);
+  if (rows.empty()) return logits;
   const RmsNorm norm{weights_.final_norm(), static_cast<float>(spec_.rms_norm_eps)};
   backend_.gather_rows(hidden_, rows, picked);
   backend_.linear(picked, norm, {&weights_.head(), 1}, {}, kStore, logits);

@@ -67,9 +67,16 @@ struct AttentionRange {
   const BlockId* blocks = nullptr;  // ceil(context_len / block_size) ids
 };
 
+// A row of a step whose token is the one that a row of the newest draw gets.
+struct DrawnToken {
+  int row = 0;
+  int draw_row = 0;
+};
+
 // One step's input, token by token; `ranges` tells which rows belong to which sequence.
 struct StepInputs {
-  std::vector<TokenId> tokens;          // [tokens]
+  std::vector<TokenId> tokens;          // [tokens]; those of `from_draw` say nothing
+  std::vector<DrawnToken> from_draw;    // by row
   std::vector<std::int32_t> positions;  // [tokens]
   std::vector<KvSlot> slots;            // [tokens]
   std::vector<AttentionRange> ranges;   // [sequences]; together they cover all rows in order
@@ -174,7 +181,8 @@ class Backend {
   // Runs one step: `body` calls the operations of it, on activations of so many rows: all tokens, and further rows
   // that mean nothing where a device works in fixed sizes. A device may also do again what the body asked for in an
   // earlier step of the same form, and not call it: so it must depend on nothing but the rows.
-  // REQUIRES: what StepInputs says; the inputs stay as they are until this returns
+  // REQUIRES: what StepInputs says; the inputs stay as they are until this returns; `from_draw` where works_behind()
+  // alone, and rows of the newest draw
   using StepBody = std::function<void(int rows)>;
   void run_step(const StepInputs& inputs, const StepBody& body);
 
@@ -221,8 +229,9 @@ class Backend {
   void move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to, std::span<const BlockMove> moves);
 
   // Draws a token of each row of logits: token i by rows[i], as cpp/sample/sampler.h defines it. What the rows refer to
-  // may change once this has returned.   logits: [rows.size(), vocab]
-  // REQUIRES: what SampleRow says; rows, within the limits; fewer than kDrawsMost draws whose results were not taken;
+  // may change once this has returned. No rows are no work, and drawn() then waits for what was asked for before.
+  //   logits: [rows.size(), vocab]
+  // REQUIRES: what SampleRow says; rows within the limits; fewer than kDrawsMost draws whose results were not taken;
   // `pending` where works_behind() alone, and a row of the draw before
   void draw(TensorView logits, std::span<const SampleRow> rows);
   // The results of the oldest draw that were not taken yet, once they are there; the i-th belongs to row i. Valid until

@@ -53,10 +53,11 @@ struct KvBlocks {
   std::int32_t head_dim;
 };
 
-// out[t, :] = scale * table[ids[t], :].   out: kF32
+// out[t, :] = scale * table[ids[t], :], where an id of -1 - k stands for drawn[k].   out: kF32
 struct Embed {
   Weights table;
-  const std::int32_t* ids;  // [out.rows]
+  const std::int32_t* ids;    // [out.rows]
+  const std::int32_t* drawn;  // tokens of the newest draw
   Rows out;
   float scale;
 };

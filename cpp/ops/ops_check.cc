@@ -53,6 +53,10 @@ void Backend::run_step(const StepInputs& inputs, const StepBody& body) {
     LLMSRV_CHECK(token >= 0);
     ends_.token = std::max(ends_.token, token + 1);
   }
+  for (const DrawnToken& drawn : inputs.from_draw) {
+    LLMSRV_CHECK(works_behind() && drawn.draw_row >= 0 && drawn.draw_row < drawn_rows_);
+    LLMSRV_CHECK(drawn.row >= 0 && drawn.row < static_cast<int>(tokens));
+  }
   for (const std::int32_t position : inputs.positions) {
     LLMSRV_CHECK(position >= 0);
     ends_.position = std::max(ends_.position, position + 1);
@@ -162,7 +166,7 @@ void Backend::move_blocks(std::span<const KvLayer> from, std::span<const KvLayer
 
 // Ids are not looked at here: prompts and parameters were validated, outputs were drawn, and there may be many.
 void Backend::draw(TensorView logits, std::span<const SampleRow> rows) {
-  LLMSRV_CHECK(!rows.empty() && is_matrix(logits, static_cast<int>(rows.size()), logits.cols) && logits.cols > 0);
+  LLMSRV_CHECK(is_matrix(logits, static_cast<int>(rows.size()), logits.cols) && logits.cols > 0);
   LLMSRV_CHECK(draws_left_ < kDrawsMost);
   for (const SampleRow& row : rows) {
     LLMSRV_CHECK(row.params != nullptr && row.top_logprobs.value_or(0) >= 0);

@@ -63,9 +63,11 @@ void spread_bias(const py::array& bias, const py::array& out, bool adds) {
 }
 
 // table: [panels, panel bytes]
-void embed(const py::array& table, const py::array& ids, const py::array& out, float scale, const std::string& format) {
+void embed(const py::array& table, const py::array& ids, const py::array& drawn, const py::array& out, float scale,
+           const std::string& format) {
   cuda::embed({pointer<unsigned char>(table), static_cast<std::size_t>(cols_of(table)), pointer<std::int32_t>(ids),
-               matrix_pointer<float>(out), stride_of(out), rows_of(out), cols_of(out), scale},
+               pointer<std::int32_t>(drawn), matrix_pointer<float>(out), stride_of(out), rows_of(out), cols_of(out),
+               scale},
               format_named(format), nullptr);
 }
 
@@ -124,7 +126,8 @@ void bind_rows(py::module_& module) {
         out.itemsize() == 4 ? spread_bias<float>(bias, out, adds) : spread_bias<Bf16>(bias, out, adds);
       },
       py::arg("bias"), py::arg("out"), py::arg("adds"));
-  module.def("embed", &embed, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"), py::arg("format"));
+  module.def("embed", &embed, py::arg("table"), py::arg("ids"), py::arg("drawn"), py::arg("out"), py::arg("scale"),
+             py::arg("format"));
   module.def("gather_rows", &gather_rows, py::arg("table"), py::arg("ids"), py::arg("out"), py::arg("scale"));
   module.def("rope_store_kv", &rope_store_kv, py::arg("qkv"), py::arg("query_norm"), py::arg("key_norm"),
              py::arg("eps"), py::arg("cos"), py::arg("sin"), py::arg("positions"), py::arg("slot_blocks"),

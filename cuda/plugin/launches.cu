@@ -36,6 +36,7 @@ void run(const device::Embed& launch, Stream stream) {
   params.table = static_cast<const unsigned char*>(launch.table.panels);
   params.panel_bytes = launch.table.panel_bytes;
   params.ids = launch.ids;
+  params.drawn = launch.drawn;
   params.out = pointer<float>(launch.out);
   params.out_stride = launch.out.stride;
   params.tokens = launch.out.rows;

@@ -183,12 +183,14 @@ def embed(machine):
     for format_name in ["f32", "bf16", *QUANTIZED]:
         cols = whole_groups(format_name, 96, superblocks=3)
         matrix = random_matrix(format_name, 35, cols, rng)
-        for ids, scale in ([], 1.0), ([34, 0, 17, 17], 1.0), ([15, 16], 27.7):
+        drawn = np.array([20, 3], np.int32)
+        for ids, scale in ([], 1.0), ([34, 0, 17, 17], 1.0), ([15, 16], 27.7), ([-2, 5, -1], 1.0):
             whole, out = unwritten_with_gaps(len(ids), cols, "f32")
             machine.run(
-                "embed", {"out": out}, table=panels_of(matrix), ids=np.array(ids, np.int32), scale=scale,
+                "embed", {"out": out}, table=panels_of(matrix), ids=np.array(ids, np.int32), drawn=drawn, scale=scale,
                 format=format_name,
             )  # fmt: skip
             # The product with the scale is rounded once, whoever makes it.
-            expected = weights_of(matrix)[ids] * np.float32(scale)
+            meant = [id if id >= 0 else drawn[-1 - id] for id in ids]
+            expected = weights_of(matrix)[meant] * np.float32(scale)
             assert np.array_equal(values_before_gaps(whole), expected), format_name

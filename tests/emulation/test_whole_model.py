@@ -9,21 +9,21 @@ import harness
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import TENSOR_CORES, cpu_engine, cuda_engine, emulated_device, furthest, greedy_requests, tiny_weights
+from tiny_models import (
+    TENSOR_CORES,
+    cpu_engine,
+    cuda_engine,
+    emulated_device,
+    furthest,
+    greedy_requests,
+    tight_pool,
+    tiny_weights,
+)
 from waits import waits_of
 
 from llmsrv import _core, _emulated, _testing
 
 MODELS = {"llama": tiny_models.LLAMA, "qwen2": tiny_models.QWEN2, "gemma3": tiny_models.GEMMA3}
-
-
-def tight_pool(weights, blocks=13):
-    """A cache that cannot hold four requests to their ends."""
-    plan = _core.plan_memory(weights.spec, weights_dtype="float32", config=tiny_models.engine_config(), threads=1)
-    return {
-        "preemption_mode": "swap", "prefix_cache": False, "max_model_len": blocks * 8,
-        "kv_cache_memory": plan.kv_block_bytes * blocks,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -47,6 +47,15 @@ def engine_config(**options):
     )  # fmt: skip
 
 
+def tight_pool(weights, blocks=13):
+    """A cache that cannot hold four requests to their ends."""
+    plan = _core.plan_memory(weights.spec, weights_dtype="float32", config=engine_config(), threads=1)
+    return {
+        "preemption_mode": "swap", "prefix_cache": False, "max_model_len": blocks * 8,
+        "kv_cache_memory": plan.kv_block_bytes * blocks,
+    }  # fmt: skip
+
+
 @contextlib.contextmanager
 def stopped_at_end(engine):
     try:

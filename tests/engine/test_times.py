@@ -217,11 +217,11 @@ def test_a_time_limit_returns_what_is_done(weights, gated):
                         stopping={"max_tokens": 60, "ignore_eos": True})  # fmt: skip
         expected = run(alone, [whole])[0].token_ids[0]
     run_.gate.close()
-    submitted = time.monotonic()
     limit = {"time_limit_s": 1.0}
     limited = run_.submit("limited", prompt(1, 10), max_tokens=60, stopping=limit)
     free = run_.submit("free", prompt(1, 10), max_tokens=60)
     waits = run_.submit("waits", prompt(2, 10), stopping=limit)
+    submitted = time.monotonic()
     run_.steps_until(lambda _: len(run_.tokens_so_far(limited)) >= 5)
     sleep_until(submitted + 1.0)
     part, nothing, all_of_it = run_.finish(limited, waits, free)

@@ -17,7 +17,7 @@ def drawer(**options):
 def a_draw(seed):
     """(logits, parameters of each row) of a draw."""
     rng = np.random.default_rng(seed)
-    count = int(rng.integers(1, ROWS + 1))
+    count = int(rng.integers(0, ROWS + 1))  # one of no rows is only waited for
     logits = (3 * rng.standard_normal((count, VOCAB))).astype(np.float32)
     rows = [
         {"seed": int(rng.integers(99)), "top_p": 0.9, "repetition_penalty": 1.2, "top_logprobs": int(rng.integers(4)),

@@ -13,61 +13,13 @@
 #include "cpp/engine/backends.h"
 #include "cpp/engine/engine.h"
 #include "cpp/engine/step_cost.h"
+#include "python/bindings/testing/hooked_backend.h"
 #include "python/bindings/testing/testing.h"
 
 namespace py = pybind11;
 
 namespace llmsrv::testing {
 namespace {
-
-// Does what the real backend does, and calls `begin_step` before each step.
-class HookedBackend : public Backend {
- public:
-  HookedBackend(std::unique_ptr<Backend> real, std::function<void()> begin_step)
-      : real_(std::move(real)), begin_step_(std::move(begin_step)) {}
-
-  std::string description() const override { return real_->description(); }
-  std::size_t workspace_bytes(const StepLimits& limits) const override { return real_->workspace_bytes(limits); }
-  void reserve(const StepLimits& limits) override { real_->reserve(limits); }
-  std::size_t kv_block_bytes(const HeadShape& shape, int block_size, DType dtype) const override {
-    return real_->kv_block_bytes(shape, block_size, dtype);
-  }
-  int row_stride(int cols) const override { return real_->row_stride(cols); }
-
- private:
-  void do_run_step(const StepInputs& inputs, const StepBody& body) override {
-    begin_step_();
-    real_->run_step(inputs, [&](int rows) { run_body(body, rows); });
-  }
-  void do_embed(const PackedMatrix& table, float scale, TensorView out) override { real_->embed(table, scale, out); }
-  void do_gather_rows(TensorView in, std::span<const int> rows, TensorView out) override {
-    real_->gather_rows(in, rows, out);
-  }
-  void do_linear(TensorView in, const Prologue& prologue, std::span<const PackedMatrix> weights,
-                 std::span<const float> bias, Accumulate mode, TensorView out) override {
-    real_->linear(in, prologue, weights, bias, mode, out);
-  }
-  void do_add_rms_norm(TensorView in, const RmsNorm& norm, TensorView out) override {
-    real_->add_rms_norm(in, norm, out);
-  }
-  void do_rope_and_store_kv(TensorView qkv, const HeadShape& shape, const std::optional<HeadNorms>& norms,
-                            const RopeTable& rope, const KvLayer& cache) override {
-    real_->rope_and_store_kv(qkv, shape, norms, rope, cache);
-  }
-  void do_paged_attention(TensorView qkv, const HeadShape& shape, const KvLayer& cache, const AttentionOptions& options,
-                          TensorView out) override {
-    real_->paged_attention(qkv, shape, cache, options, out);
-  }
-  void do_move_blocks(std::span<const KvLayer> from, std::span<const KvLayer> to,
-                      std::span<const BlockMove> moves) override {
-    real_->move_blocks(from, to, moves);
-  }
-  void do_draw(TensorView logits, std::span<const SampleRow> rows) override { real_->draw(logits, rows); }
-  std::span<const Sampled> do_drawn() override { return real_->drawn(); }
-
-  std::unique_ptr<Backend> real_;
-  std::function<void()> begin_step_;
-};
 
 // Where an engine's steps wait while it is closed. Any thread.
 class Gate {
@@ -108,24 +60,25 @@ class Gate {
 
 // `team`: null for one of its own.
 std::unique_ptr<Engine> hooked_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                      std::shared_ptr<Team> team, const std::function<void()>& begin_step) {
+                                      std::shared_ptr<Team> team, bool is_behind,
+                                      const std::function<void()>& begin_step) {
   constexpr int kThreads = 2;
   if (team == nullptr) team = std::make_shared<Team>(kThreads);
-  return std::make_unique<Engine>(std::move(weights), config, std::move(team), [&begin_step](ThreadPool& pool) {
-    return std::make_unique<HookedBackend>(make_backend(pool, ""), begin_step);
+  return std::make_unique<Engine>(std::move(weights), config, std::move(team), [&](ThreadPool& pool) {
+    return std::make_unique<HookedBackend>(make_backend(pool, ""), begin_step, is_behind);
   });
 }
 
 std::unique_ptr<Engine> faulty_engine(std::shared_ptr<Weights> weights, const EngineConfig& config, int good_steps,
-                                      std::shared_ptr<Team> team) {
-  return hooked_engine(std::move(weights), config, std::move(team), [steps_left = good_steps]() mutable {
+                                      std::shared_ptr<Team> team, bool is_behind) {
+  return hooked_engine(std::move(weights), config, std::move(team), is_behind, [steps_left = good_steps]() mutable {
     if (steps_left-- == 0) throw DeviceError("the device is gone");
   });
 }
 
 std::unique_ptr<Engine> gated_engine(std::shared_ptr<Weights> weights, const EngineConfig& config,
-                                     const std::shared_ptr<Gate>& gate, std::shared_ptr<Team> team) {
-  return hooked_engine(std::move(weights), config, std::move(team), [gate] { gate->pass(); });
+                                     const std::shared_ptr<Gate>& gate, std::shared_ptr<Team> team, bool is_behind) {
+  return hooked_engine(std::move(weights), config, std::move(team), is_behind, [gate] { gate->pass(); });
 }
 
 }  // namespace
@@ -147,9 +100,9 @@ void register_engine(py::module_& module) {
       .def("seconds_per_token", &StepCost::seconds_per_token)
       .def_property_readonly_static("HALF_LIFE_STEPS", [](const py::object&) { return StepCost::kHalfLifeSteps; });
   module.def("gated_engine", &gated_engine, py::arg("weights"), py::arg("config"), py::arg("gate"), py::kw_only(),
-             py::arg("team") = std::shared_ptr<Team>());
+             py::arg("team") = std::shared_ptr<Team>(), py::arg("is_behind") = false);
   module.def("faulty_engine", &faulty_engine, py::arg("weights"), py::arg("config"), py::kw_only(),
-             py::arg("good_steps"), py::arg("team") = std::shared_ptr<Team>());
+             py::arg("good_steps"), py::arg("team") = std::shared_ptr<Team>(), py::arg("is_behind") = false);
 }
 
 }  // namespace llmsrv::testing
