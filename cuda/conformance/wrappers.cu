@@ -188,23 +188,22 @@ void try_atomics(const std::int32_t* in, std::int32_t* out, int count, Stream st
 }
 
 void try_exp2(const float* in, float* out, int count, Stream stream) { map<Exp2>(in, out, count, stream); }
-void try_to_bf16(const float* in, std::uint16_t* out, int count, Stream stream) {
-  map<ToBf16>(in, out, count, stream);
-}
-void try_to_half(const float* in, std::uint16_t* out, int count, Stream stream) {
-  map<ToHalf>(in, out, count, stream);
-}
+void try_to_bf16(const float* in, std::uint16_t* out, int count, Stream stream) { map<ToBf16>(in, out, count, stream); }
+void try_to_half(const float* in, std::uint16_t* out, int count, Stream stream) { map<ToHalf>(in, out, count, stream); }
 void try_half_to_float(const std::uint16_t* in, float* out, int count, Stream stream) {
   map<HalfToFloat>(in, out, count, stream);
 }
 void try_pack_pair(const float2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
-  operands == Operands::kBf16 ? map<PackPair<Bf16>>(in, out, count, stream) : map<PackPair<Half>>(in, out, count, stream);
+  operands == Operands::kBf16 ? map<PackPair<Bf16>>(in, out, count, stream)
+                              : map<PackPair<Half>>(in, out, count, stream);
 }
 void try_subtract_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
-  operands == Operands::kBf16 ? map<SubtractPairs<Bf16>>(in, out, count, stream) : map<SubtractPairs<Half>>(in, out, count, stream);
+  operands == Operands::kBf16 ? map<SubtractPairs<Bf16>>(in, out, count, stream)
+                              : map<SubtractPairs<Half>>(in, out, count, stream);
 }
 void try_multiply_pairs(const uint2* in, std::uint32_t* out, int count, Operands operands, Stream stream) {
-  operands == Operands::kBf16 ? map<MultiplyPairs<Bf16>>(in, out, count, stream) : map<MultiplyPairs<Half>>(in, out, count, stream);
+  operands == Operands::kBf16 ? map<MultiplyPairs<Bf16>>(in, out, count, stream)
+                              : map<MultiplyPairs<Half>>(in, out, count, stream);
 }
 void try_byte_perm(const uint4* in, std::uint32_t* out, int count, Stream stream) {
   map<BytePerm>(in, out, count, stream);

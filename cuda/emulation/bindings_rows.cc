@@ -65,10 +65,10 @@ void spread_bias(const py::array& bias, const py::array& out, bool adds) {
 // table: [panels, panel bytes]
 void embed(const py::array& table, const py::array& ids, const py::array& drawn, const py::array& out, float scale,
            const std::string& format) {
-  cuda::embed({pointer<unsigned char>(table), static_cast<std::size_t>(cols_of(table)), pointer<std::int32_t>(ids),
-               pointer<std::int32_t>(drawn), matrix_pointer<float>(out), stride_of(out), rows_of(out), cols_of(out),
-               scale},
-              format_named(format), nullptr);
+  cuda::embed(
+      {pointer<unsigned char>(table), static_cast<std::size_t>(cols_of(table)), pointer<std::int32_t>(ids),
+       pointer<std::int32_t>(drawn), matrix_pointer<float>(out), stride_of(out), rows_of(out), cols_of(out), scale},
+      format_named(format), nullptr);
 }
 
 void gather_rows(const py::array& table, const py::array& ids, const py::array& out, float scale) {

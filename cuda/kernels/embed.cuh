@@ -2,8 +2,8 @@
 //
 // Work: a thread takes four columns of a token. Grid: (tokens, pieces of a row). Shared memory: none. Bytes moved: the
 // result once; of the table eight times the row's own bytes, as a line holds 16 rows and the least that is read of it
-// is 32 bytes. Assumes: cols is a multiple of 4, and of 32 for quantized formats; ids are inside the table (the core checks
-// its own, and what was drawn is).
+// is 32 bytes. Assumes: cols is a multiple of 4, and of 32 for quantized formats; ids are inside the table (the core
+// checks its own, and what was drawn is).
 #pragma once
 
 #include "cuda/kernels/packed_values.cuh"

@@ -2,9 +2,9 @@
 // inputs and of weights alike. A row's bits follow from that row alone.
 //
 // Work: one block of kQuantizeThreads per row; a thread takes 8 elements at a time, kQuantizeThreads apart. Shared
-// memory: 32 bytes. Bytes moved per row: the row once (its second reading comes from the cache), a byte per element out.
-// Assumes: cols is a multiple of 8; rows start at multiples of 16 bytes, results of 8.
-// A NaN or an infinity makes the row's scale NaN, and so all of its products; see scale_for().
+// memory: 32 bytes. Bytes moved per row: the row once (its second reading comes from the cache), a byte per element
+// out. Assumes: cols is a multiple of 8; rows start at multiples of 16 bytes, results of 8. A NaN or an infinity makes
+// the row's scale NaN, and so all of its products; see scale_for().
 #pragma once
 
 #include "cuda/kernels/kv_types.cuh"
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_rows_kernel(const Q
   Fp8* to = row_at(p.out, row, p.out_stride);
 
   std::uint32_t largest = 0;
-  for_each_eight(in, p.cols, [&](int, const float(&x)[kQuantizeCount]) {
+  for_each_eight(in, p.cols, [&](int, const float (&x)[kQuantizeCount]) {
     LLMSRV_UNROLL
     for (int j = 0; j < kQuantizeCount; ++j) largest = max(largest, __float_as_uint(x[j]) & 0x7fffffffu);
   });
   const Scale scale = scale_for<Fp8>(block_max(largest, partial));
-  for_each_eight(in, p.cols, [&](int i, const float(&x)[kQuantizeCount]) {
+  for_each_eight(in, p.cols, [&](int i, const float (&x)[kQuantizeCount]) {
     Pack<Fp8, kQuantizeCount> out;
     LLMSRV_UNROLL
     for (int j = 0; j < kQuantizeCount; ++j) out.values[j] = narrow<Fp8>(__fmul_rn(x[j], scale.inverse));

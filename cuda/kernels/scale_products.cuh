@@ -12,7 +12,7 @@ namespace llmsrv::cuda {
 
 template <typename Out>
 struct ScaleProductsParams {
-  const float* products = nullptr;    // [rows, cols]; row t starts at t * products_stride
+  const float* products = nullptr;  // [rows, cols]; row t starts at t * products_stride
   int products_stride = 0;
   const float* row_scales = nullptr;  // [rows]
   const float* col_scales = nullptr;  // [cols]
