@@ -13,6 +13,14 @@ from llmsrv import _emulated
 ORDERS = ["late", "others first"]
 
 
+def exit_code_of(target, *args):
+    """Of a process of its own: what was never copied may lead a kernel anywhere."""
+    child = multiprocessing.get_context("fork").Process(target=target, args=args)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
 def waits_of(run):
     """(all waits of a run, those that nothing would miss). run(plugin) returns what can be compared."""
 
@@ -31,11 +39,7 @@ def waits_of(run):
         sys.exit(0 if result(order, wait) == right[order] else 1)
 
     def is_noticed(order, wait):
-        """In a process of its own: what was never copied may lead a kernel anywhere."""
-        child = multiprocessing.get_context("fork").Process(target=compare, args=(order, wait))
-        child.start()
-        child.join()
-        return child.exitcode != 0
+        return exit_code_of(compare, order, wait) != 0
 
     assert not is_noticed("late", "no wait at all")
     return waits, [wait for wait in waits if not any(is_noticed(order, wait) for order in ORDERS)]
