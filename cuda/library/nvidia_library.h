@@ -34,6 +34,11 @@ class NvidiaLibrary {
   Function* function(const char* name) const {
     return reinterpret_cast<Function*>(symbol(name));
   }
+  // The same, put where it is kept.
+  template <typename Function>
+  void bind(const char* name, Function*& function) const {
+    function = this->function<Function>(name);
+  }
 
  private:
   void* symbol(const char* name) const;
