@@ -15,7 +15,12 @@ ORDERS = ["late", "others first"]
 
 def exit_code_of(target, *args):
     """Of a process of its own: what was never copied may lead a kernel anywhere."""
-    child = multiprocessing.get_context("fork").Process(target=target, args=args)
+
+    def run():
+        faulthandler.disable()
+        target(*args)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
     child.join()
     return child.exitcode
@@ -35,7 +40,6 @@ def waits_of(run):
     waits = sorted(_emulated.reached_waits())
 
     def compare(order, wait):
-        faulthandler.disable()
         sys.exit(0 if result(order, wait) == right[order] else 1)
 
     def is_noticed(order, wait):
